@@ -1,0 +1,108 @@
+# What a newcomer needs: `make demo`, `make test`. Everything runs in .venv, made here with nothing
+# but Python >= 3.11; nothing outside this folder changes. Works with GNU make 3.81 (macOS) too.
+
+PYTHON ?= python3
+# Further pip options for the torch download, e.g. an index of smaller CPU-only builds.
+TORCH_PIP_ARGS ?=
+# Arguments for pytest and for the benchmark: make test-fast ARGS="-k executor"
+ARGS ?=
+
+TORCH := torch==2.13.0
+VENV  := .venv
+BIN   := $(VENV)/bin
+PIP   := -m pip --disable-pip-version-check --no-input
+# Keyed by content, not by time: a fresh checkout or a touched file installs nothing anew.
+KEY       := $(shell cat pyproject.toml constraints.txt 2>/dev/null | cksum | cut -d' ' -f1)
+READY     := $(VENV)/.ready-$(KEY)
+BENCH     := .make/bench
+BENCH_KEY := $(shell cat pyproject.toml constraints-bench.txt 2>/dev/null | cksum | cut -d' ' -f1)
+BENCH_OK  := $(BENCH)/.ready-$(BENCH_KEY)
+
+SAY := printf '\n== %s\n'
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test test-fast lint bench lock clean check-python
+.DELETE_ON_ERROR:
+
+help:
+	@echo "skyward: decorate a function, choose where it runs, get its value back."
+	@echo
+	@echo "  make demo       make the environment, then show the main job on this machine (3 minutes)"
+	@echo "  make test       make the environment, then lint, types, import rules and every test"
+	@echo
+	@echo "  make env        only make .venv (a few minutes the first time, instant afterwards)"
+	@echo "  make test-fast  the tests that take seconds"
+	@echo "  make lint       ruff, mypy --strict and the import rules"
+	@echo "  make bench      compare with ProcessPoolExecutor, loky, Ray, Dask (an environment of its own)"
+	@echo "  make lock       resolve the newest versions into constraints*.txt"
+	@echo "  make clean      remove the environments and caches made here"
+	@echo
+	@echo "Another Python:   make env PYTHON=python3.12"
+	@echo "Some tests only:  make test-fast ARGS='-k executor -x'"
+
+check-python:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "There is no '$(PYTHON)' here. Install Python 3.11 or newer, or name yours: make env PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "skyward needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name a newer one: make env PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "'$(PYTHON)' comes without its venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+# Interrupted at any point, the next `make env` goes on: a half-made environment has no working pip
+# and is made afresh, and pip skips what it has installed already.
+env: $(READY)
+	@echo "$(VENV) is ready. Activate it with: . $(BIN)/activate"
+
+$(READY):
+	@$(MAKE) --no-print-directory check-python
+	@$(BIN)/python $(PIP) --version >/dev/null 2>&1 || \
+	  { $(SAY) "making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(VENV); }
+	@$(SAY) "installing $(TORCH) first (the largest download, a few hundred MB)"
+	@if [ -t 1 ]; then quiet=; else quiet=-q; fi; \
+	  $(BIN)/python $(PIP) install $$quiet -c constraints.txt $(TORCH_PIP_ARGS) '$(TORCH)'
+	@$(SAY) "installing skyward (editable), its tests' libraries and its tools: 1 to 3 minutes"
+	@$(BIN)/python $(PIP) install -q -c constraints.txt -e '.[dev]'
+	@rm -f $(VENV)/.ready-*
+	@touch $@
+
+demo: $(READY)
+	@$(SAY) "the demo"
+	@$(BIN)/python examples/demo.py
+
+test: lint
+	@$(SAY) "every test"
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(READY)
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(READY)
+	@$(SAY) "ruff"
+	@$(BIN)/ruff check .
+	@$(SAY) "mypy --strict"
+	@$(BIN)/mypy
+	@$(SAY) "import rules"
+	@$(BIN)/lint-imports
+
+# Apart from .venv: Ray and Dask pull many packages that no user of ours has, and the tests must not see them.
+bench: $(BENCH_OK)
+	@$(SAY) "benchmarks/dispatch.py"
+	@$(BENCH)/bin/python benchmarks/dispatch.py $(ARGS)
+
+$(BENCH_OK):
+	@$(MAKE) --no-print-directory check-python
+	@$(BENCH)/bin/python $(PIP) --version >/dev/null 2>&1 || \
+	  { $(SAY) "making $(BENCH) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(BENCH); }
+	@$(SAY) "installing skyward and the peers to compare with (Ray, Dask, loky, joblib)"
+	@$(BENCH)/bin/python $(PIP) install -q -c constraints-bench.txt -e '.[bench]'
+	@rm -f $(BENCH)/.ready-*
+	@touch $@
+
+lock:
+	@$(MAKE) --no-print-directory check-python
+	@$(SAY) "resolving the newest versions in fresh environments"
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' TORCH_PIP_ARGS='$(TORCH_PIP_ARGS)' sh .ci/lock
+
+clean:
+	rm -rf $(VENV) .make build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""What skyward ships for tests: conformance suites, fault injection, a pytest plugin."""
