@@ -1,0 +1,78 @@
+"""The `skyward` command: thin, every subcommand is a call that anyone can make from Python.
+
+    skyward doctor    skyward.cli.doctor.examine()
+    skyward gc        skyward.providers.local.collect_garbage()
+
+A subcommand is a module of this package with `add_to(subcommands)`; `COMMANDS` names it. What a subcommand needs is
+imported when it runs, so `skyward --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from .. import _version, errors
+from . import doctor, garbage
+
+__all__ = ["main"]
+
+COMMANDS = (doctor, garbage)
+
+DESCRIPTION = """\
+Decorate a Python function, choose where it runs at the call site, get its value back.
+This command looks after the machine you type on; the work itself is started from Python:
+
+    import skyward as sky
+
+    @sky.compute
+    def hello(name):
+        return f"hello {name}"
+
+    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+        print(hello("world") >> pool)
+"""
+
+EPILOG = """\
+exit status: 0 all is well, 1 something needs your attention, 2 the command line is wrong
+"""
+
+# 128 + SIGINT, as a shell reports a program that Ctrl-C ended.
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status; `argv` is the process's own where it is None.
+
+    Raises SystemExit for `--help`, `--version` and a wrong command line, as argparse does.
+    """
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    run: Callable[[argparse.Namespace], int] | None = arguments.run
+    if run is None:
+        parser.print_help()
+        return 0
+    try:
+        return run(arguments)
+    except errors.SkywardError as error:
+        print(f"skyward: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line; also what a documentation page or a completion script reads."""
+    parser = argparse.ArgumentParser(
+        prog="skyward",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"skyward {_version.__version__}")
+    parser.set_defaults(run=None)
+    subcommands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_to(subcommands)
+    return parser

@@ -1,0 +1,137 @@
+"""`skyward doctor`: what skyward finds on this machine, in words that fit a bug report."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import _version
+from .host import Host, Support, examine_host
+from .packages import Extra, PackageState, examine_extras
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["Report", "add_to", "examine"]
+
+HELP = "say what this machine offers and which extras are installed"
+
+DESCRIPTION = """\
+Says what skyward finds on this machine: Python, cores and memory that a program may use here, the means of the
+operating system that it builds on, and which extras are installed. Changes nothing. Good to paste into a bug report.
+"""
+
+EPILOG = "from Python: skyward.cli.doctor.examine()"
+
+GIB = 1024**3
+
+# `all` is the sum of the others; the two of skyward's own developers no user misses.
+NOT_SHOWN = frozenset({"all", "bench", "dev"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `examine` found. `problems` says in words what keeps `sky.Local()` from running here; empty when it runs."""
+
+    version: str
+    host: Host
+    core: Extra
+    extras: tuple[Extra, ...]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        missing = [
+            f"{package.name} is {package.state}: pip install --upgrade skyward"
+            for package in self.core.packages
+            if package.state is not PackageState.INSTALLED
+        ]
+        return (*self.host.problems, *missing)
+
+
+def examine() -> Report:
+    """Look at this machine and this Python environment. Starts nothing, imports no framework, takes milliseconds."""
+    core, extras = examine_extras("skyward")
+    return Report(
+        version=_version.__version__,
+        host=examine_host(),
+        core=core,
+        extras=tuple(e for e in extras if e.name not in NOT_SHOWN),
+    )
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "doctor",
+        help=HELP,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+
+
+def run(_arguments: argparse.Namespace) -> int:
+    report = examine()
+    print("\n".join(describe(report)))
+    return 1 if report.problems else 0
+
+
+def describe(report: Report) -> list[str]:
+    """The report as lines for a terminal."""
+    installed = [extra for extra in report.extras if extra.is_installed]
+    others = [extra for extra in report.extras if not extra.is_installed]
+    lines = [
+        *describe_host(report),
+        "",
+        "installed",
+        *(row(extra.name, describe_installed(extra)) for extra in (report.core, *installed)),
+    ]
+    if others:
+        lines += ["", "not installed (get one: pip install 'skyward[NAME]')"]
+        lines += [row(extra.name, describe_missing(extra)) for extra in others]
+    if report.problems:
+        return [*lines, "", "sky.Local() does not run on this machine:", *(f"  {p}" for p in report.problems)]
+    return [*lines, "", "Nothing keeps sky.Local() from running on this machine."]
+
+
+def describe_host(report: Report) -> list[str]:
+    host = report.host
+    return [
+        row("skyward", report.version),
+        row("Python", f"{host.python} at {host.executable}"),
+        row("platform", host.platform),
+        row("cores", f"{host.usable_cores} usable of {host.cores}"),
+        row("memory", describe_memory(host)),
+        row("open files", f"{host.open_files_soft} at most (may be raised to {host.open_files_hard})"),
+        *(row(support.name, describe_support(support)) for support in host.supports),
+    ]
+
+
+def row(name: str, value: str) -> str:
+    return f"  {name:<13} {value}"
+
+
+def describe_memory(host: Host) -> str:
+    if host.memory_bytes is None:
+        return "not known"
+    total = f"{host.memory_bytes / GIB:.1f} GiB"
+    limit = f", of which this process may use {host.memory_limit_bytes / GIB:.1f}" if host.memory_limit_bytes else ""
+    free = f", {host.memory_available_bytes / GIB:.1f} available" if host.memory_available_bytes is not None else ""
+    return total + limit + free
+
+
+def describe_support(support: Support) -> str:
+    return "yes" if support.available else f"no: {support.otherwise}"
+
+
+def describe_installed(extra: Extra) -> str:
+    return ", ".join(f"{package.name} {package.version}" for package in extra.packages) or "needs nothing more"
+
+
+def describe_missing(extra: Extra) -> str:
+    wrong = [package for package in extra.packages if package.state is not PackageState.INSTALLED]
+    return ", ".join(
+        f"{package.name} {package.version} is too old" if package.version else f"needs {package.name}"
+        for package in wrong
+    )

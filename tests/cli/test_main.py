@@ -1,0 +1,110 @@
+"""The command line as a newcomer meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import skyward.providers.local
+from skyward import _version, errors
+from skyward.cli import build_parser, main
+
+
+def test_without_a_command_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "doctor" in out
+    assert "gc" in out
+    assert "import skyward as sky" in out
+
+
+def test_help_names_the_exit_statuses_and_fits_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    assert stopped.value.code == 0
+    out = capsys.readouterr().out
+    assert "exit status" in out
+    assert len(out.splitlines()) <= 40
+
+
+def test_version_is_the_single_source(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"skyward {_version.__version__}\n"
+
+
+def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["fly"])
+    assert stopped.value.code == 2
+    assert "fly" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["doctor", "gc"])
+def test_each_command_says_how_to_do_it_from_python(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    assert "from Python: skyward." in capsys.readouterr().out
+
+
+def test_gc_names_each_thing_it_removed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ["process 4711 (agent of a pool that died)", "folder /tmp/skyward-x"]
+    monkeypatch.setattr(skyward.providers.local, "collect_garbage", lambda: found)
+    assert main(["gc"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"removed {what}" for what in found]
+
+
+def test_gc_says_so_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(skyward.providers.local, "collect_garbage", list)
+    assert main(["gc"]) == 0
+    assert capsys.readouterr().out == "nothing of ours is left on this machine\n"
+
+
+def test_our_errors_are_one_line_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> list[str]:
+        raise errors.ProviderError("local: process 4711 belongs to another user; ask them to run `skyward gc`")
+
+    monkeypatch.setattr(skyward.providers.local, "collect_garbage", refuse)
+    assert main(["gc"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "skyward: local: process 4711 belongs to another user; ask them to run `skyward gc`\n"
+
+
+def test_ctrl_c_ends_it_as_a_shell_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(skyward.providers.local, "collect_garbage", interrupted)
+    assert main(["gc"]) == 130
+
+
+def test_installed_script_and_module_are_the_same_command() -> None:
+    script = Path(sys.executable).with_name("skyward")
+    lines = [
+        subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+        for command in ([str(script)], [sys.executable, "-m", "skyward"])
+    ]
+    assert lines == [f"skyward {_version.__version__}\n"] * 2
+
+
+def test_help_imports_no_framework_and_no_pool() -> None:
+    code = (
+        "import sys; from skyward.cli import build_parser; build_parser();"
+        "print(*{'numpy', 'torch', 'cloudpickle', 'skyward.pool', 'skyward.providers'} & sys.modules.keys())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == []
+
+
+def test_every_command_has_a_line_of_help() -> None:
+    text = build_parser().format_help()
+    for command, opening in {"doctor": "say what", "gc": "remove what"}.items():
+        assert any(line.split()[:1] == [command] and opening in line for line in text.splitlines())
