@@ -48,17 +48,19 @@ check-python:
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 	  { echo "'$(PYTHON)' comes without its venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 
-# Interrupted at any point, the next `make env` goes on: a half-made environment has no working pip
-# and is made afresh, and pip skips what it has installed already.
+# Interrupted at any point, the next `make env` goes on: an environment is made afresh until it is whole
+# (.made); pip skips what it has installed; and as it writes a package's RECORD last, one without is half unpacked and
+# forgotten here, or pip would take it for installed.
 env: $(READY)
 	@echo "$(VENV) is ready. Activate it with: . $(BIN)/activate"
 
 $(READY):
 	@$(MAKE) --no-print-directory check-python
-	@$(BIN)/python $(PIP) --version >/dev/null 2>&1 || \
-	  { $(SAY) "making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(VENV); }
+	@test -f $(VENV)/.made && $(BIN)/python $(PIP) --version >/dev/null 2>&1 || \
+	  { $(SAY) "making $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(VENV) && touch $(VENV)/.made; }
+	@find $(VENV)/lib -name '*.dist-info' ! -exec test -e {}/RECORD \; -prune -exec rm -rf {} +
 	@$(SAY) "installing $(TORCH) first (the largest download, a few hundred MB)"
-	@if [ -t 1 ]; then quiet=; else quiet=-q; fi; \
+	@quiet=-q; if [ -t 1 ] && ! $(BIN)/python $(PIP) show -q torch 2>/dev/null; then quiet=; fi; \
 	  $(BIN)/python $(PIP) install $$quiet -c constraints.txt $(TORCH_PIP_ARGS) '$(TORCH)'
 	@$(SAY) "installing skyward (editable), its tests' libraries and its tools: 1 to 3 minutes"
 	@$(BIN)/python $(PIP) install -q -c constraints.txt -e '.[dev]'
@@ -91,8 +93,8 @@ bench: $(BENCH_OK)
 
 $(BENCH_OK):
 	@$(MAKE) --no-print-directory check-python
-	@$(BENCH)/bin/python $(PIP) --version >/dev/null 2>&1 || \
-	  { $(SAY) "making $(BENCH) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(BENCH); }
+	@test -f $(BENCH)/.made && $(BENCH)/bin/python $(PIP) --version >/dev/null 2>&1 || \
+	  { $(SAY) "making $(BENCH) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(BENCH) && touch $(BENCH)/.made; }
 	@$(SAY) "installing skyward and the peers to compare with (Ray, Dask, loky, joblib)"
 	@$(BENCH)/bin/python $(PIP) install -q -c constraints-bench.txt -e '.[bench]'
 	@rm -f $(BENCH)/.ready-*
