@@ -8,7 +8,8 @@ in `sys.modules`: data of a library's type cannot exist before the library is im
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -113,6 +114,9 @@ def shard(
     """
     if not data:
         raise UsageError("shard() needs something to divide, such as shard(x, y)", field="data")
+    # None would mean "some seed" to numpy's users, and parts that disagree on the order are not disjoint.
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"shard seed={seed!r}; expected a whole number, the same in every part", field="seed")
     part, parts = _place(node, total_nodes)
     n = _common_length(data)
     rule = _Rule(places=_places(n, part, parts, drop_last), order=Permutation(n, seed=seed) if shuffle else None)
@@ -155,7 +159,8 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
         if isinstance(value, bool) or not isinstance(value, int):
             message = f"shard {name}={value!r}; give node and total_nodes together, as whole numbers, or neither"
             raise UsageError(message, field=name, value=value)
-    assert node is not None and total_nodes is not None
+    assert node is not None
+    assert total_nodes is not None
     if not 0 <= node < total_nodes:
         raise UsageError(
             f"shard node={node}, total_nodes={total_nodes}; expected 0 <= node < total_nodes", field="node"
@@ -180,18 +185,19 @@ def _common_length(data: tuple[Any, ...]) -> int:
 
 def _length(data: object) -> int:
     kind = type(data).__name__
-    if isinstance(data, Mapping | Set | str | bytes):
+    if isinstance(data, Mapping | AbstractSet | str | bytes):
         why = "give its values as separate arguments" if isinstance(data, Mapping) else "make a list of it first"
         raise UsageError(f"shard() cannot divide a {kind} by position; {why}", field="data", value=kind)
-    if getattr(data, "shape", None) == ():
-        raise UsageError(
-            f"shard() cannot divide a {kind} without dimensions; its shape is ()", field="data", value=kind
-        )
-    try:
-        return len(data) if isinstance(data, Sized) else int(data.shape[0])  # type: ignore[attr-defined]
-    except (AttributeError, TypeError):
+    # The shape first: a sparse matrix has one but refuses len().
+    shape = getattr(data, "shape", None)
+    if shape == ():
+        raise UsageError(f"shard() divides along the first axis, and this {kind} has none", field="data", value=kind)
+    if isinstance(shape, tuple):
+        return int(shape[0])
+    if not isinstance(data, Sized):
         message = f"shard() needs a length, and a {kind} has none; make a list of it, or use itertools.islice"
-        raise UsageError(message, field="data", value=kind) from None
+        raise UsageError(message, field="data", value=kind)
+    return len(data)
 
 
 _Taker = Callable[[Any, _Rule], Any]
