@@ -7,7 +7,6 @@ as the K80, is two devices. Memory is in the vendor's own gigabytes, as the data
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -336,6 +335,8 @@ def _illegal(field_name: str, value: object, legal: str) -> UsageError:
 
 
 def _unknown(name: str) -> UsageError:
+    import difflib
+
     near = difflib.get_close_matches(_parse(name).key, _BY_KEY, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(_BY_KEY[key].name for key in near)}? " if near else ""
     message = f"accelerator {name!r} is not known; {hint}sky.accelerators.Custom({name!r}) makes it anyway"
