@@ -131,7 +131,7 @@ def _pools(
         yield on_two, variant.shape
     if "spread" not in wanted:
         return
-    needed = _memory_bytes(("spread",), options.sizes)
+    needed = options.sizes.spread_memory_bytes
     if (available := processes.available_memory_bytes()) < needed:
         findings.problem(
             f"{variant.title}, spread: needs {needed / 1e9:.0f} GB of free memory, {available / 1e9:.0f} are"
@@ -143,15 +143,8 @@ def _pools(
     )
 
 
-def _memory_bytes(wanted: tuple[str, ...], sizes: Sizes) -> int:
-    """What a pool that copies needs: the array, its pickle, and in each worker both again, with room to grow."""
-    return 13 * sizes.spread_bytes if "spread" in wanted else 10 * sizes.array_bytes
-
-
 def _drive(variant: Variant, shape: Shape, wanted: tuple[str, ...], options: Options, findings: Findings) -> Samples:
     """Run one driver to its end, whatever it takes; report errors and processes it left behind."""
-    if "arrays" in wanted or "spread" in wanted:
-        processes.warm_memory(min(_memory_bytes(wanted, options.sizes), processes.available_memory_bytes() // 2))
     with tempfile.TemporaryDirectory(prefix="skyward-bench-") as folder:
         output, log = Path(folder, "samples.json"), Path(folder, "log")
         job = Job(peer=variant.peer, shape=shape, measures=wanted, sizes=options.sizes, output=str(output))
@@ -245,9 +238,8 @@ def machine() -> dict[str, object]:
 def print_findings(options: Options, findings: Findings) -> None:
     """Tables, targets, problems: in this order, so that the problems are what the eye meets last."""
     facts = machine()
-    print(
-        f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}, {facts['date']}; {options.rounds} interleaved rounds"
-    )
+    print(f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}")
+    print(f"{facts['date']}, {options.rounds} interleaved rounds")
     loads = ", ".join(f"{load:.1f}" for load in findings.load_averages)
     print(f"load average at the start of each round: {loads} (this benchmark itself adds about 1)\n")
     sizes = options.sizes

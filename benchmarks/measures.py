@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import processes
@@ -32,6 +31,11 @@ class Sizes:
     array_samples: int = 3
     spread_bytes: int = 1_000_000_000
     spread_timeout_s: float = 120.0
+
+    @property
+    def spread_memory_bytes(self) -> int:
+        """What a pool of 4 that copies needs: array, pickle, and in each worker both again, with room to grow."""
+        return 13 * self.spread_bytes
 
 
 def first_result(peer: Peer) -> Samples:
@@ -104,7 +108,9 @@ def arrays(peer: Peer, *, sizes: Sizes) -> Samples:
     small = workloads.make_array(size_bytes=8_000, seed=0)
     peer.gather([peer.submit(workloads.touch, small) for _ in range(40)])  # the workers import numpy here
     for seed in range(1, sizes.array_samples + 1):
+        processes.warm_memory(5 * sizes.array_bytes)
         _array_in(peer, samples, seed=seed, sizes=sizes)
+        processes.warm_memory(5 * sizes.array_bytes)
         for name in ("out_first", "out_repeat"):
             samples[name].append(_array_out(peer, seed=seed, sizes=sizes))
     return samples
@@ -142,19 +148,14 @@ def spread(peer: Peer, *, workers: int, sizes: Sizes) -> Samples:
     """One large array to every worker; the clock stops when all of them have read it."""
     array = workloads.make_array(size_bytes=sizes.spread_bytes, seed=1)
     expected = workloads.touch(array)
-    with _folder() as folder:
+    processes.warm_memory(min(sizes.spread_memory_bytes, processes.available_memory_bytes() // 2))
+    with tempfile.TemporaryDirectory(prefix="meet-") as folder:
         begin = time.perf_counter()
         results = peer.spread(workloads.meet, array, folder, workers, sizes.spread_timeout_s)
         elapsed = time.perf_counter() - begin
     _check(len({pid for pid, _ in results}) == workers, "two of the calls ran in one worker")
     _check(all(total == expected for _, total in results), "the array changed on its way")
     return {"spread": [elapsed]}
-
-
-@contextmanager
-def _folder() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="meet-") as folder:
-        yield folder
 
 
 def _calls_in(call: Callable[[], object], *, seconds: float) -> int:

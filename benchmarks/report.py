@@ -185,7 +185,8 @@ class Target:
             return f"  n/a   {self.text}"
         met = measured >= self.limit if self.at_least else measured <= self.limit
         sense = ">=" if self.at_least else "<="
-        return f"  {'ok  ' if met else 'MISS'}  {self.text:<74}{_number(measured)} {self.unit}, asked {sense} {self.limit:g}"
+        found = f"{_number(measured)} {self.unit}, asked {sense} {self.limit:g}"
+        return f"  {'ok  ' if met else 'MISS'}  {self.text:<66}{found}"
 
 
 def _to_fastest_map(rows: Rows) -> float | None:
