@@ -1,0 +1,488 @@
+"""The agent: what each frame does, which slot gets which task, and what happens when a process dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+
+from ..errors import RendezvousFailed
+from ..slot.link import read_blob_body
+from ..slot.zygote import ForkOrder
+from ..wire.blobs import Blob
+from ..wire.frames import PROTOCOL_VERSION, Frame, Kind
+from ..wire.layout import references
+from ..wire.tasks import TASK_HEAD, NodeConfig, RankOrder
+from .blobs import NodeBlobs
+from .facts import node_facts
+from .loop import Loop
+from .ports import PortLocks
+from .session import Session
+from .slots import Pending, Slot, make_slot
+from .watchdog import Lease, kill_session
+from .zygotes import Zygote
+
+__all__ = ["Agent"]
+
+_MAX_EARLY_DEATHS = 5
+
+
+class Agent:
+    """Runs in one thread; `run` returns when the agent was told to end."""
+
+    def __init__(self, config: NodeConfig, lease: Lease, listener: socket.socket) -> None:
+        self._config = config
+        self._lease = lease
+        self._listener = listener
+        self._loop = Loop()
+        self._client: Session | None = None
+        self._topology = b""
+        self._functions: dict[bytes, bytes] = {}
+        self._blobs = NodeBlobs(config.folder, config.blob_limit_bytes)
+        self._ports = PortLocks(config.address)
+        self._queue: deque[Pending] = deque()
+        self._by_task: dict[int, Slot] = {}
+        self._slots: list[Slot] = []
+        self._ranks: dict[int, Slot] = {}
+        self._zygotes: dict[tuple[str, ...], Zygote] = {}
+        self._by_pid: dict[int, Slot] = {}
+        self._forking: dict[int, Slot] = {}
+        self._orders = 0
+        self._early_deaths = 0
+        self._handlers: dict[int, Callable[[Frame], None]] = {
+            Kind.TASK: self._on_task,
+            Kind.FUNCTION: self._on_function,
+            Kind.BLOB: self._on_blob,
+            Kind.DROP_BLOB: lambda frame: self._blobs.drop(frame.body),
+            Kind.CANCEL: self._on_cancel,
+            Kind.RECALL: self._on_recall,
+            Kind.RANK: self._on_rank,
+            Kind.RESERVE_PORT: self._on_reserve_port,
+            Kind.RELEASE_PORT: lambda frame: self._ports.release(frame.lane),
+            Kind.SLOT_CONFIG: self._on_topology,
+            Kind.CREDIT: self._on_stream_frame,
+            Kind.CLOSE: self._on_close,
+            Kind.IN_ITEM: self._on_stream_frame,
+            Kind.IN_END: self._on_stream_frame,
+            Kind.IN_ERROR: self._on_stream_frame,
+        }
+
+    def run(self) -> None:
+        self._loop.watch(self._listener, self._accept)
+        lanes = self._config.slots if self._config.executor == "thread" else 1
+        for number in range(self._config.slots // lanes):
+            self._start_slot(number)
+        self._loop.run()
+        self._end()
+
+    # Connections ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        Session(self._loop, sock, self._config.log_limit_bytes, self._on_frame, self._on_session_closed)
+
+    def _on_frame(self, session: Session, frame: Frame) -> None:
+        if frame.kind == Kind.LEASE:
+            self._lease.renew()
+        elif frame.kind == Kind.HELLO:
+            self._on_hello(session, frame)
+        elif frame.kind == Kind.SHUTDOWN:
+            self._loop.stop()
+        elif session is self._client:
+            handler = self._handlers.get(frame.kind)
+            if handler is not None:
+                handler(frame)
+
+    def _on_hello(self, session: Session, frame: Frame) -> None:
+        hello = json.loads(frame.body)
+        if not PROTOCOL_VERSION - 1 <= hello["version"] <= PROTOCOL_VERSION:
+            reason = f"this agent speaks protocol {PROTOCOL_VERSION}, the client {hello['version']}"
+            session.send(Kind.GOODBYE, body=json.dumps({"reason": reason}).encode())
+            return
+        session.role = hello["role"]
+        if session.role == "client":
+            self._client = session
+        facts = {**node_facts(), "version": PROTOCOL_VERSION, "node": self._config.node, "pid": os.getpid()}
+        session.send(Kind.WELCOME, body=json.dumps(facts).encode())
+
+    def _on_session_closed(self, session: Session) -> None:
+        # The lease, not the connection, decides when the work ends.
+        if session is self._client:
+            self._client = None
+
+    # What tasks stand on --------------------------------------------------------------------------------------------
+
+    def _on_topology(self, frame: Frame) -> None:
+        self._topology = frame.body
+        for slot in [*self._slots, *self._ranks.values()]:
+            self._send_to(slot, frame)
+
+    def _on_function(self, frame: Frame) -> None:
+        self._functions[frame.body[:16]] = frame.body
+
+    def _on_blob(self, frame: Frame) -> None:
+        digest, size, _, _ = read_blob_body(frame.body)
+        self._blobs.add(Blob(digest, size, frame.fd))
+        for pending in self._queue:
+            pending.missing.discard(digest)
+        if frame.ident:  # an item of an input stream: its slot needs it now
+            slot = self._by_task.get(frame.ident)
+            if slot is not None:
+                self._send_blob(slot, digest)
+        self._dispatch()
+
+    def _on_reserve_port(self, frame: Frame) -> None:
+        try:
+            port = self._ports.reserve()
+        except RendezvousFailed:
+            port = 0
+        self._send(Kind.PORT, frame.ident, lane=port)
+
+    # Tasks ----------------------------------------------------------------------------------------------------------
+
+    def _on_task(self, frame: Frame) -> None:
+        function = frame.body[:16]
+        needed = [*references(self._functions[function], 16), *references(frame.body, TASK_HEAD.size)]
+        pending = Pending(frame, {digest for digest, _ in needed if digest not in self._blobs})
+        self._queue.append(pending)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Give tasks to slots with room, oldest first; one that waits for its blobs holds up nobody."""
+        waiting: deque[Pending] = deque()
+        room = sum(slot.room for slot in self._slots)
+        while self._queue and (room or self._ranks):
+            pending = self._queue.popleft()
+            slot = None if pending.missing else self._slot_for(pending.frame.ident)
+            if slot is None:
+                waiting.append(pending)
+                continue
+            if slot.rank is None:
+                room -= 1
+            self._begin(slot, pending)
+        if waiting:
+            waiting.extend(self._queue)
+            self._queue = waiting
+
+    def _slot_for(self, task: int) -> Slot | None:
+        rank = self._ranks.get(task)
+        if rank is not None:
+            return rank
+        best: Slot | None = None
+        for slot in self._slots:
+            if slot.room > (best.room if best else 0):
+                best = slot
+        return best
+
+    def _begin(self, slot: Slot, pending: Pending) -> None:
+        frame = pending.frame
+        function = frame.body[:16]
+        if function not in slot.functions:
+            slot.functions.add(function)
+            for digest, _ in references(self._functions[function], 16):
+                self._send_blob(slot, digest)
+            slot.channel.queue(Kind.FUNCTION, body=self._functions[function])
+        for digest, _ in references(frame.body, TASK_HEAD.size):
+            self._send_blob(slot, digest)
+        slot.running[frame.ident] = None
+        self._by_task[frame.ident] = slot
+        slot.channel.queue(frame.kind, frame.ident, frame.body)
+        for following in pending.following:
+            slot.channel.queue(following.kind, following.ident, following.body, lane=following.lane)
+        self._flush(slot)
+
+    def _send_blob(self, slot: Slot, digest: bytes) -> None:
+        blob = self._blobs.get(digest)
+        assert blob is not None  # tasks wait until their blobs are here, and the client drops none that is needed
+        body = digest + blob.size.to_bytes(8, "little") + bytes(8)
+        slot.channel.queue(Kind.BLOB, body=body, fd=blob.fd)
+
+    def _send_to(self, slot: Slot, frame: Frame) -> None:
+        slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
+        self._flush(slot)
+
+    def _flush(self, slot: Slot) -> None:
+        with contextlib.suppress(ConnectionError):  # it died; its zygote will say so
+            is_empty = slot.channel.flush()
+            if is_empty == slot.is_blocked:  # it changed
+                slot.is_blocked = not is_empty
+                write = None if is_empty else (lambda: self._flush(slot))
+                self._loop.watch(slot.channel, lambda: self._on_slot_readable(slot), write)
+
+    def _on_stream_frame(self, frame: Frame) -> None:
+        slot = self._by_task.get(frame.ident)
+        if slot is not None:
+            self._send_to(slot, frame)
+            return
+        pending = self._pending(frame.ident)
+        if pending is not None:
+            pending.following.append(frame)
+
+    def _pending(self, task: int) -> Pending | None:
+        return next((p for p in self._queue if p.frame.ident == task), None)
+
+    # Ending tasks ---------------------------------------------------------------------------------------------------
+
+    def _on_recall(self, frame: Frame) -> None:
+        pending = self._pending(frame.ident)
+        if pending is not None:
+            self._queue.remove(pending)
+            self._send(Kind.RECALLED, frame.ident)
+
+    def _on_cancel(self, frame: Frame) -> None:
+        """`lane` is the grace in tenths of a second before SIGKILL."""
+        pending = self._pending(frame.ident)
+        if pending is not None:
+            self._queue.remove(pending)
+            self._send(Kind.RECALLED, frame.ident)
+            rank = self._ranks.get(frame.ident)
+            if rank is not None:
+                self._kill(rank)
+            return
+        slot = self._by_task.get(frame.ident)
+        if slot is None:
+            self._send(Kind.RECALLED, frame.ident)
+            return
+        slot.cancelled.add(frame.ident)
+        self._interrupt(slot, frame.ident)
+        self._loop.call_later(frame.lane / 10, lambda: self._kill_if_running(slot, frame.ident))
+
+    def _interrupt(self, slot: Slot, task: int) -> None:
+        self._send_to(slot, Frame(Kind.CLOSE, 0, 0, task, b""))
+        if slot.executor == "process":
+            slot.mark_cancelled(task)
+            if slot.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(slot.pid, signal.SIGINT)
+
+    def _kill_if_running(self, slot: Slot, task: int) -> None:
+        # A thread cannot be killed without its neighbours: it runs on, and its result is dropped.
+        if task in slot.running and slot.executor == "process":
+            self._kill(slot)
+
+    def _kill(self, slot: Slot) -> None:
+        if slot.pid is not None and not slot.is_dead:
+            kill_session(slot.pid)
+
+    def _on_close(self, frame: Frame) -> None:
+        """The consumer of a stream is gone: the generator is closed at its next yield, or interrupted, or killed."""
+        slot = self._by_task.get(frame.ident)
+        if slot is None:
+            self._on_cancel(frame)
+            return
+        self._send_to(slot, frame)
+        grace = self._config.cancel_grace_s
+
+        def insist() -> None:
+            if frame.ident in slot.running:
+                self._on_cancel(Frame(Kind.CANCEL, 0, int(grace * 10), frame.ident, b""))
+
+        self._loop.call_later(grace, insist)
+
+    # What slots say -------------------------------------------------------------------------------------------------
+
+    def _on_slot_readable(self, slot: Slot) -> None:
+        try:
+            for frame in slot.channel.receive():
+                self._on_slot_frame(slot, frame)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            # Its process is ending; the zygote says how. Until then there is nothing to read.
+            self._loop.forget(slot.channel)
+
+    def _on_slot_frame(self, slot: Slot, frame: Frame) -> None:
+        kind = frame.kind
+        if kind == Kind.RESULT or kind == Kind.ERROR:
+            self._read_output(slot, flush=False)
+            slot.running.pop(frame.ident, None)
+            slot.cancelled.discard(frame.ident)
+            slot.finished_any = True
+            self._early_deaths = 0
+            self._by_task.pop(frame.ident, None)
+            self._forward(frame)
+            if self._queue:
+                self._dispatch()
+        elif kind == Kind.LOG:
+            self._log(frame.ident, frame.lane, frame.body)
+        elif kind != Kind.READY:
+            if kind == Kind.ITEM:
+                self._read_output(slot, flush=False)
+            self._forward(frame)
+
+    def _forward(self, frame: Frame) -> None:
+        if self._client is not None:
+            self._client.send_result(frame)
+        if frame.fd >= 0:
+            os.close(frame.fd)
+
+    def _read_output(self, slot: Slot, *, flush: bool = True) -> None:
+        for task, stream, text in slot.output():
+            if self._client is not None:
+                self._client.add_log(task, stream, text)
+        for reader in slot.outputs:
+            if reader.is_closed:
+                self._loop.forget(reader.fd)
+        if flush and self._client is not None:
+            self._client.flush()
+
+    def _log(self, task: int, stream: int, text: bytes) -> None:
+        if self._client is not None:
+            self._client.add_log(task, stream, text)
+            self._client.flush()
+
+    def _send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
+        if self._client is not None:
+            self._client.send(kind, ident, body, lane=lane)
+
+    # Processes ------------------------------------------------------------------------------------------------------
+
+    def _start_slot(self, number: int) -> None:
+        config = self._config
+        lanes = config.slots if config.executor == "thread" else 1
+        slot = make_slot(number, lanes=lanes, executor=config.executor, workers_per_node=config.slots)
+        self._slots.append(slot)
+        self._fork(slot, (), b"")
+
+    def _on_rank(self, frame: Frame) -> None:
+        order: RankOrder = pickle.loads(frame.body)
+        slot = make_slot(order.rank.local_rank, rank=order.rank, deliver=bool(frame.lane), env=order.env)
+        self._ranks[frame.ident] = slot
+        self._fork(slot, order.preload, order.launch)
+
+    def _fork(self, slot: Slot, preload: tuple[str, ...], launch: bytes) -> None:
+        self._loop.watch(slot.channel, lambda: self._on_slot_readable(slot))
+        for reader in slot.outputs:
+            self._loop.watch(reader.fd, lambda: self._read_output(slot))
+        if self._topology:
+            slot.channel.queue(Kind.SLOT_CONFIG, body=self._topology)
+            self._flush(slot)
+        self._orders += 1
+        self._forking[self._orders] = slot
+        order = ForkOrder(number=self._orders, config=slot.config, launch=launch)
+        try:
+            self._zygote(preload).fork(order, slot.child_fds)
+        except OSError as error:
+            self._on_fork_failed(self._orders, f"{type(error).__name__}: {error}")
+        slot.close_child_fds()
+
+    def _zygote(self, preload: tuple[str, ...]) -> Zygote:
+        zygote = self._zygotes.get(preload)
+        if zygote is None:
+            zygote = self._zygotes[preload] = Zygote(self._loop, self._config, preload, self._on_zygote)
+        return zygote
+
+    def _on_zygote(self, zygote: Zygote, event: tuple[object, ...]) -> None:
+        match event:
+            case ("forked", int(number), int(pid)):
+                slot = self._forking.pop(number)
+                slot.pid = pid
+                self._by_pid[pid] = slot
+                for task in slot.cancelled:
+                    self._interrupt(slot, task)
+            case ("exited", int(pid), int(status)):
+                slot_of_pid = self._by_pid.pop(pid, None)
+                if slot_of_pid is not None:
+                    self._on_slot_dead(slot_of_pid, pid, os.waitstatus_to_exitcode(status))
+            case ("failed", int(number), str(text)):
+                self._on_fork_failed(number, text)
+            case ("gone",):
+                self._on_zygote_gone(zygote)
+
+    def _on_fork_failed(self, number: int, text: str) -> None:
+        slot = self._forking.pop(number)
+        print(f"skyward: node {self._config.node}: cannot start a process: {text}", file=sys.stderr, flush=True)
+        self._on_slot_dead(slot, 0, 1)
+
+    def _on_zygote_gone(self, zygote: Zygote) -> None:
+        """Its children died with it, and nobody is left to say so."""
+        del self._zygotes[zygote.preload]
+        orphans = [s for s in [*self._slots, *self._ranks.values()] if not s.is_dead]
+        for number, slot in list(self._forking.items()):
+            if slot in orphans:
+                del self._forking[number]
+        for slot in orphans:
+            is_ours = (slot.rank is None) == (not zygote.preload)
+            if is_ours:
+                self._by_pid.pop(slot.pid or 0, None)
+                self._on_slot_dead(slot, slot.pid or 0, -signal.SIGKILL)
+
+    def _on_slot_dead(self, slot: Slot, pid: int, code: int) -> None:
+        """Deliver what it had finished, report what it had begun, and put another in its place."""
+        if slot.is_dead:
+            return
+        if pid:
+            kill_session(pid)
+        for frame in slot.receive():
+            self._on_slot_frame(slot, frame)
+        self._read_output(slot)
+        slot.is_dead = True
+        for task in list(slot.running):
+            self._report_lost(slot, task, code)
+        self._loop.forget(slot.channel)
+        for reader in slot.outputs:
+            self._loop.forget(reader.fd)
+        slot.close()
+        if slot.rank is not None:
+            self._on_rank_dead(slot, code)
+        else:
+            self._replace(slot)
+
+    def _report_lost(self, slot: Slot, task: int, code: int) -> None:
+        self._by_task.pop(task, None)
+        index = slot.begun_index(task)
+        lost = {
+            "node": self._config.node,
+            "signal": -code if code < 0 else None,
+            "exit_code": code if code >= 0 else None,
+            "started": index is not None,
+            "index": index,
+            "cancelled": task in slot.cancelled,
+            "early_deaths": self._early_deaths,
+        }
+        self._send_lost(task, lost)
+
+    def _send_lost(self, task: int, lost: dict[str, object]) -> None:
+        if self._client is not None:
+            self._client.send_result(Frame(Kind.LOST, 0, 0, task, json.dumps(lost).encode()))
+
+    def _on_rank_dead(self, slot: Slot, code: int) -> None:
+        for task, rank in list(self._ranks.items()):
+            if rank is not slot:
+                continue
+            del self._ranks[task]
+            pending = self._pending(task)
+            if pending is not None:  # it died before its task reached it
+                self._queue.remove(pending)
+                self._report_lost(slot, task, code)
+
+    def _replace(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        if not slot.finished_any:
+            self._early_deaths += 1
+        if self._early_deaths < _MAX_EARLY_DEATHS:
+            self._start_slot(slot.number)
+            self._dispatch()
+        else:
+            # Every slot dies at once: starting more would only burn the machine. Try again, but slowly.
+            self._loop.call_later(1.0, lambda: (self._start_slot(slot.number), self._dispatch()) and None)
+
+    # The end --------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """Close what the slots wait on, and kill what does not end by itself; the watchdog sees to the rest."""
+        self._listener.close()
+        for slot in [*self._slots, *self._ranks.values()]:
+            if slot.running:
+                self._kill(slot)
+            slot.close()
+        for zygote in self._zygotes.values():
+            zygote.close()
+        self._ports.release_all()
+

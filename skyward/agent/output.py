@@ -1,0 +1,114 @@
+"""Whose output is whose: reads a slot's pipes and splits them at the markers (see slot.stdio).
+
+Bytes before a task's marker are that task's. Bytes behind the last marker were written by a task that has not ended,
+which the shared page names: if it names the same task before and after the pipe ran empty, the bytes are that
+task's; if not, the task ended in between and its marker is there to be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+
+__all__ = ["LogBuffer", "OutputReader"]
+
+_READ_SIZE = 64 * 1024
+_HEAD = b"\x1e\x02"
+
+
+class OutputReader:
+    """One pipe of one process. `current` gives the task that the shared page names."""
+
+    def __init__(self, fd: int, token: bytes, current: Callable[[], int], drained: Callable[[int], None]) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._start = _HEAD + token
+        self._marker_size = len(self._start) + 8
+        self._current = current
+        self._drained = drained
+        self._held = b""
+        self.is_closed = False
+
+    def read(self) -> Iterator[tuple[int, bytes]]:
+        """(task, text) of all that is in the pipe; task 0: written while no task ran. Never waits."""
+        for task, text in self._pieces():
+            # Markers do not count: one task's marker must not look like output of the next.
+            self._drained(len(text))
+            yield task, text
+
+    def _pieces(self) -> Iterator[tuple[int, bytes]]:
+        while True:
+            before = self._current()
+            yield from self._split(self._read_all())
+            after = self._current()
+            if before == after or not self._held:
+                break
+        if self._held and not self._start.startswith(self._held[-len(self._start) :]):
+            text, self._held = self._held, b""
+            yield after, text
+
+    def _read_all(self) -> bytes:
+        pieces = []
+        try:
+            while len(pieces) < 64:  # a flood must not starve the loop; the rest comes next time
+                piece = os.read(self.fd, _READ_SIZE)
+                if not piece:
+                    self.is_closed = True
+                    break
+                pieces.append(piece)
+        except BlockingIOError:
+            pass
+        return b"".join(pieces)
+
+    def _split(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        data = self._held + data
+        while True:
+            at = data.find(self._start)
+            if at < 0 or len(data) - at < self._marker_size:
+                break
+            (task,) = struct.unpack_from("<Q", data, at + len(self._start))
+            if at:
+                yield task, data[:at]
+            data = data[at + self._marker_size :]
+        self._held = data
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+        self.is_closed = True
+
+
+class LogBuffer:
+    """Text on its way to the client, at most `limit_bytes` of it. When it is full the oldest is dropped, counted."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._items: deque[tuple[int, int, bytes]] = deque()
+        self._bytes = 0
+        self._dropped = 0
+
+    def add(self, task: int, stream: int, text: bytes) -> None:
+        self._items.append((task, stream, text))
+        self._bytes += len(text)
+        while self._bytes > self._limit and len(self._items) > 1:
+            _, _, oldest = self._items.popleft()
+            self._bytes -= len(oldest)
+            self._dropped += oldest.count(b"\n") or 1
+
+    def take(self) -> Iterator[tuple[int, int, bytes]]:
+        """Everything, in order; first of all how many lines were dropped before it."""
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            note = f"[skyward: {dropped} lines of output were dropped here: they came faster than they were read]\n"
+            yield self._items[0][0] if self._items else 0, 1, note.encode()
+        while self._items:
+            task, stream, text = self._items.popleft()
+            self._bytes -= len(text)
+            for start in range(0, len(text), _READ_SIZE):
+                yield task, stream, text[start : start + _READ_SIZE]
+
+    def __bool__(self) -> bool:
+        return bool(self._items)

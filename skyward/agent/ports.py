@@ -1,0 +1,62 @@
+"""Rendezvous ports: outside the range that the kernel gives to clients, and locked on this machine while in use."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import socket
+import tempfile
+
+from ..errors import RendezvousFailed
+
+__all__ = ["PortLocks"]
+
+_FIRST, _LAST = 20_000, 29_999
+"""Below 32768, where Linux's ephemeral ports begin by default: no client of anybody's gets one of these by chance."""
+_TRIES = 200
+
+
+class PortLocks:
+    """The ports this agent holds. The lock file makes agents of one machine avoid each other's."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._held: dict[int, int] = {}
+        self._folder = os.path.join(tempfile.gettempdir(), f"skyward-ports-{os.getuid()}")
+
+    def reserve(self) -> int:
+        """A free port. Raises RendezvousFailed when none is found."""
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        for _ in range(_TRIES):
+            port = random.randint(_FIRST, _LAST)
+            fd = os.open(os.path.join(self._folder, str(port)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(fd)
+                continue
+            if self._is_free(port):
+                self._held[port] = fd
+                return port
+            os.close(fd)
+        raise RendezvousFailed(f"no free port between {_FIRST} and {_LAST} after {_TRIES} tries")
+
+    def _is_free(self, port: int) -> bool:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._address, port))
+            except OSError:
+                return False
+        return True
+
+    def release(self, port: int) -> None:
+        fd = self._held.pop(port, None)
+        if fd is not None:
+            # The file stays: who opened it before an unlink would hold a lock that nobody else sees.
+            os.close(fd)
+
+    def release_all(self) -> None:
+        for port in list(self._held):
+            self.release(port)

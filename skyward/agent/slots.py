@@ -1,0 +1,150 @@
+"""The agent's side of a slot: its socket, pipes and shared page, and what it is working on."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..slot.worker import CANCEL, CURRENT, DRAINED, INDEX, PAGE_GROUP, SlotConfig, map_page
+from ..topology import Rank
+from ..wire.channel import Channel, ChannelClosed
+from ..wire.frames import Frame
+from .output import OutputReader
+
+__all__ = ["Pending", "Slot", "make_slot"]
+
+
+@dataclass(eq=False)
+class Pending:
+    """A task on this node that has not begun: its frame, and frames about it that came early."""
+
+    frame: Frame
+    missing: set[bytes]
+    """Digests of blobs that are still on their way."""
+    following: list[Frame] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Slot:
+    """One process: a pool's slot, or a rank of a gang (`rank` is set)."""
+
+    number: int
+    lanes: int
+    executor: Literal["process", "thread"]
+    config: SlotConfig
+    channel: Channel
+    page: memoryview
+    outputs: tuple[OutputReader, ...]
+    child_fds: list[int]
+    """Given to the zygote with the fork order, then closed here."""
+    pid: int | None = None
+    running: dict[int, None] = field(default_factory=dict)
+    """Tasks sent to it, not yet ended."""
+    functions: set[bytes] = field(default_factory=set)
+    cancelled: set[int] = field(default_factory=set)
+    finished_any: bool = False
+    is_blocked: bool = False
+    """Its socket is full: the rest is sent when it can take more."""
+    is_dead: bool = False
+
+    @property
+    def rank(self) -> Rank | None:
+        return self.config.rank
+
+    @property
+    def room(self) -> int:
+        return 0 if self.is_dead else self.lanes - len(self.running)
+
+    def lane_of(self, task: int) -> int | None:
+        """The lane that the task runs in, by the shared page; None if it has not begun or has ended."""
+        for lane in range(self.lanes):
+            if self.page[lane * PAGE_GROUP + CURRENT] == task:
+                return lane
+        return None
+
+    def begun_index(self, task: int) -> int | None:
+        lane = self.lane_of(task)
+        return None if lane is None else int(self.page[lane * PAGE_GROUP + INDEX])
+
+    def mark_cancelled(self, task: int) -> None:
+        lane = self.lane_of(task)
+        # Before it has begun, the mark waits for it in the only lane of a process slot.
+        self.page[(lane or 0) * PAGE_GROUP + CANCEL] = task
+
+    def receive(self) -> Iterator[Frame]:
+        """Frames that have come; never waits."""
+        try:
+            while True:
+                yield from self.channel.receive()
+        except (BlockingIOError, ChannelClosed):
+            return
+
+    def output(self) -> Iterator[tuple[int, int, bytes]]:
+        """(task, 0 for stdout or 1 for stderr, text) of all that the process has written."""
+        for stream, reader in enumerate(self.outputs):
+            if not reader.is_closed:
+                for task, text in reader.read():
+                    yield task, stream, text
+
+    def close_child_fds(self) -> None:
+        for fd in self.child_fds:
+            os.close(fd)
+        self.child_fds = []
+
+    def close(self) -> None:
+        self.close_child_fds()
+        self.channel.close()
+        for reader in self.outputs:
+            reader.close()
+
+
+def make_slot(
+    number: int,
+    *,
+    lanes: int = 1,
+    executor: Literal["process", "thread"] = "process",
+    workers_per_node: int = 1,
+    rank: Rank | None = None,
+    deliver: bool = True,
+    env: tuple[tuple[str, str], ...] = (),
+) -> Slot:
+    """The agent's ends, and the child's ends waiting to be passed on."""
+    token = secrets.token_bytes(16)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    page_fd = os.memfd_create("skyward-page", os.MFD_CLOEXEC)
+    os.ftruncate(page_fd, max(4096, lanes * PAGE_GROUP * 8))
+    page = map_page(page_fd, lanes)
+    reads, writes = zip(os.pipe(), os.pipe(), strict=True)
+
+    def drained(count: int) -> None:
+        page[DRAINED] += count
+
+    def current() -> int:
+        return int(page[CURRENT]) if executor == "process" else 0
+
+    config = SlotConfig(
+        number=number,
+        lanes=lanes,
+        executor=executor,
+        token=token,
+        workers_per_node=workers_per_node,
+        rank=rank,
+        deliver=deliver,
+        env=env,
+    )
+    return Slot(
+        number=number,
+        lanes=lanes,
+        executor=executor,
+        config=config,
+        channel=Channel(ours),
+        page=page,
+        outputs=tuple(OutputReader(fd, token, current, drained) for fd in reads),
+        child_fds=[theirs.detach(), *writes, page_fd],
+    )
+
+

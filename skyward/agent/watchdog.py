@@ -1,0 +1,160 @@
+"""The parent of an agent: it ends everything below it when the agent dies or the lease runs out.
+
+It is the subreaper of the node's processes, so whatever user code starts, however it detaches, ends up as its child
+and is killed. It does nothing else, so it does not fail with the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import shutil
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+
+__all__ = ["Lease", "guard", "kill_session", "processes_below", "processes_of_session"]
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.25
+_KILL_LIMIT_S = 5.0
+
+
+class Lease:
+    """When the keeper was last heard of, in memory that agent and watchdog share. Contact, not wall-clock."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._page = mmap.mmap(-1, 4096)
+        self.renew()
+
+    def renew(self) -> None:
+        struct.pack_into("<d", self._page, 0, time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        (renewed,) = struct.unpack_from("<d", self._page, 0)
+        return bool(time.monotonic() - renewed > self.lease_s)
+
+
+def guard(run_agent: Callable[[], None], lease: Lease, folder: str) -> int:
+    """Fork the agent, watch it, and clean up when it ends. Returns the exit code for this process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent is told to end; then so are we
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    agent = os.fork()
+    if agent == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        code = 1
+        try:
+            run_agent()
+            code = 0
+        except BaseException:  # the agent's log is all that will be left of it
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    code = _watch(agent, lease)
+    _kill_children()
+    shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _watch(agent: int, lease: Lease) -> int:
+    """Until the agent has ended, by itself or because its lease is over."""
+    while True:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == agent:
+                    return os.waitstatus_to_exitcode(status)
+                if not pid:
+                    break
+        if lease.is_over:
+            os.kill(agent, signal.SIGKILL)
+            os.waitpid(agent, 0)
+            return 3
+        _wait_for_child(_POLL_S)
+
+
+def _wait_for_child(limit_s: float) -> None:
+    if hasattr(signal, "sigtimedwait"):
+        signal.sigtimedwait([signal.SIGCHLD], limit_s)
+    else:  # macOS
+        time.sleep(min(limit_s, 0.05))
+
+
+def _kill_children() -> None:
+    """Kill our children until there are none: the children of a killed child become ours."""
+    deadline = time.monotonic() + _KILL_LIMIT_S
+    while time.monotonic() < deadline:
+        children = _children_of(os.getpid())
+        if not children:
+            return
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.002)
+
+
+def _children_of(pid: int) -> list[int]:
+    found = []
+    for entry in _stats():
+        if entry[1] == pid:
+            found.append(entry[0])
+    return found
+
+
+def _stats() -> list[tuple[int, int, int]]:
+    """(pid, parent, session) of every process that /proc shows."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
+                # pid (command, which may hold anything) state ppid pgrp session ...
+                fields = file.read().rpartition(b")")[2].split()
+                found.append((int(name), int(fields[1]), int(fields[3])))
+    return found
+
+
+def processes_of_session(session: int) -> list[int]:
+    return [pid for pid, _, its_session in _stats() if its_session == session]
+
+
+def processes_below(pid: int) -> list[int]:
+    """The descendants of a process, nearest first."""
+    children: dict[int, list[int]] = {}
+    for child, parent, _ in _stats():
+        children.setdefault(parent, []).append(child)
+    found = list(children.get(pid, []))
+    for below in found:  # grows while it is walked
+        found.extend(children.get(below, []))
+    return found
+
+
+def kill_session(session: int) -> None:
+    """Kill a slot and what it started: a slot leads a session of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(session, signal.SIGKILL)
+    for pid in processes_of_session(session):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,675 @@
+"""The direct engine: the client holds a channel to each node's agent and hosts the scheduler.
+
+Threads: any thread may submit and cancel. One I/O thread reads all channels and keeps the deadlines. A submitting
+thread writes to the socket itself, so that a call costs one change of thread and not two. Everything below `_lock`
+is short and does no I/O that can block; what tells the user something runs after the lock was released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import json
+import os
+import pickle
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import InternalError, NodeLost, PoolClosed, TaskTimeout
+from ..schedule.scheduler import Action, FailGang, FailTask, Recall, Scheduler, Send, StartGang
+from ..topology import AcceleratorInfo
+from ..wire.channel import Channel, ChannelClosed
+from ..wire.frames import Frame, Kind
+from ..wire.payloads import Encoded
+from ..wire.tasks import RankOrder, Topology
+from .gang import Gang, RankTask, make_ranks
+from .link import NodeLink, connect
+from .logs import LogRouter
+from ..machine import LogSink, Machine, Machines
+from .tasks import Loss, StreamTask, Task, TaskFailure, loss_error
+
+__all__ = ["DirectEngine"]
+
+_CONNECT_S = 20.0
+_GANG_GRACE_S = 1.0
+_GANG_SETTLE_S = 0.2
+"""Seconds that a failed gang waits for its other ranks' own failures before it stops them: one of those may be the
+cause."""
+
+_engines: weakref.WeakSet[DirectEngine] = weakref.WeakSet()
+
+
+class DirectEngine:
+    """Runs tasks on machines that have agents. Thread-safe. `start` once, `close` once (or more)."""
+
+    def __init__(self, job_id: str, *, cancel_grace_s: float, logs: LogSink | None, initializer: bytes | None) -> None:
+        self.job_id = job_id
+        self._grace_s = cancel_grace_s
+        self._initializer = initializer
+        self._logs = LogRouter(logs)
+        self._lock = threading.RLock()
+        self._scheduler = Scheduler()
+        self._links: dict[int, NodeLink] = {}
+        self._machines: dict[int, Machine] = {}
+        self._source: Machines | None = None
+        self._tasks: dict[int, Task] = {}
+        self._gangs: dict[int, Gang] = {}
+        self._losses: dict[int, Loss] = {}
+        self._after: list[Callable[[], None]] = []
+        self._deadlines: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count(1)
+        self._dirty: set[NodeLink] = set()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._is_open = False
+        self._thread: threading.Thread | None = None
+        self._idle = threading.Condition(self._lock)
+        self._replacements = 0
+
+    # Life -----------------------------------------------------------------------------------------------------------
+
+    def start(self, machines: list[Machine], source: Machines) -> None:
+        """Connect to all agents. Raises Unreachable; what was connected is closed again."""
+        self._source = source
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        for machine in machines:
+            self._machines[machine.node] = machine
+            self._links[machine.node] = self._connect(machine)
+        with self._lock:
+            self._is_open = True
+            for machine in machines:
+                self._node_up(machine)
+            self._flush()
+        self._thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
+        self._thread.start()
+        _engines.add(self)
+
+    def _connect(self, machine: Machine) -> NodeLink:
+        sock, facts = connect(machine.socket_path, role="client", pool=self.job_id, timeout_s=_CONNECT_S)
+        link = NodeLink(machine.node, Channel(sock), facts)
+        self._selector.register(link.channel, selectors.EVENT_READ, link)
+        return link
+
+    def _node_up(self, machine: Machine) -> None:
+        link = self._links[machine.node]
+        count = max(self._machines) + 1
+        facts = link.facts
+        kind, own = facts["accelerator"], facts["accelerators"]
+        topology = Topology(
+            job_id=self.job_id,
+            node=machine.node,
+            peers=tuple(self._machines[n].peer for n in range(count)),
+            accelerators=tuple(self._accelerators(n) for n in range(count)),
+            accelerator=AcceleratorInfo(type=kind, count=own, is_trainium=kind == "Neuron") if own else None,
+            interface=machine.interface,
+            initializer=self._initializer,
+        )
+        link.send(Kind.SLOT_CONFIG, body=pickle.dumps(topology))
+        self._dirty.add(link)
+        self._perform(self._scheduler.node_up(machine.node, machine.slots))
+
+    def _accelerators(self, node: int) -> int:
+        link = self._links.get(node)
+        return int(link.facts["accelerators"]) if link else 0
+
+    @property
+    def was_started(self) -> bool:
+        """Whether the agents were reached (and told to end by `close`)."""
+        return self._thread is not None
+
+    def wait_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until no task is open. False: the time was up."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._tasks and not self._gangs or not self._is_open, timeout_s)
+
+    def close(self) -> None:
+        """Tell the agents to end and fail what is still open with PoolClosed. Idempotent."""
+        with self._lock:
+            if not self._is_open:
+                if self._thread is None:
+                    self._release_sockets()
+                return
+            self._is_open = False
+            for link in self._links.values():
+                link.send(Kind.SHUTDOWN)
+                self._dirty.add(link)
+            self._flush()
+            open_tasks = list(self._tasks.values())
+            gangs = list(self._gangs.values())
+            self._tasks.clear()
+            self._gangs.clear()
+            self._idle.notify_all()
+        error = PoolClosed("the pool was closed before the call ended")
+        for task in open_tasks:
+            if not isinstance(task, RankTask):
+                task.on_failed(error)
+        for gang in gangs:
+            gang.future.settle_error(error)
+        self._wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+        self._logs.flush()
+        self._release_sockets()
+
+    def _release_sockets(self) -> None:
+        for link in self._links.values():
+            link.channel.close()
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+        _engines.discard(self)
+
+    def forget_in_child(self) -> None:
+        """After a fork of the client: the child holds none of our descriptors, and its pool is closed."""
+        self._is_open = False
+        self._lock = threading.RLock()
+        for link in self._links.values():
+            link.channel.sock.close()
+        with contextlib.suppress(OSError):
+            self._wake_read.close()
+            self._wake_write.close()
+
+    # Submitting -----------------------------------------------------------------------------------------------------
+
+    def next_id(self) -> int:
+        return next(self._numbers)
+
+    @property
+    def nodes(self) -> int:
+        return len(self._machines)
+
+    def accelerators(self) -> int:
+        """Of the node that has fewest."""
+        return min((self._accelerators(n) for n in self._links), default=0)
+
+    def submit(self, task: Task, *, pinned: int | None = None) -> None:
+        """Raises PoolClosed. Everything else is told to the task."""
+        with self._changing():
+            self._require_open()
+            self._tasks[task.id] = task
+            self._perform(self._scheduler.submit(task.id, pinned=pinned, retries=task.options.retries))
+
+    def submit_gang(self, gang: Gang) -> None:
+        with self._changing():
+            self._require_open()
+            self._gangs[gang.id] = gang
+            self._perform(self._scheduler.submit_gang(gang.id, nodes=gang.nodes, places=gang.ranks_per_node))
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise PoolClosed("the pool is closed; calls go to a pool inside its `with` block")
+
+    def cancel(self, task_id: int) -> None:
+        """Stop a task wherever it is; its outcome is told to nobody. Idempotent."""
+        with self._changing():
+            task = self._tasks.get(task_id)
+            if task is None or task.is_cancelled:
+                return
+            task.is_cancelled = True
+            node = self._scheduler.cancel(task_id)
+            if isinstance(task, RankTask):
+                node = task.node
+            if node is None:
+                self._forget(task)
+            else:
+                self._tell(node, Kind.CANCEL, task_id, lane=int(self._grace_s * 10))
+
+    def withdraw(self, task_id: int) -> bool:
+        """Take back a task that was not sent. False: it was, or has ended."""
+        with self._changing():
+            task = self._tasks.get(task_id)
+            if task is None or self._scheduler.node_of(task_id) is not None:
+                return False
+            self._scheduler.cancel(task_id)
+            self._forget(task)
+            return True
+
+    def cancel_gang(self, gang_id: int) -> None:
+        with self._changing():
+            gang = self._gangs.get(gang_id)
+            if gang is None or gang.is_cancelled:
+                return
+            gang.is_cancelled = True
+            if gang.open:
+                self._stop_ranks(gang, self._grace_s)
+            elif not gang.placed:
+                self._end_gang(gang)
+
+    def send_stream(self, task_id: int, kind: int, body: bytes = b"", *, lane: int = 0) -> None:
+        """A frame about a running stream; dropped if the task has ended."""
+        with self._changing():
+            node = self._scheduler.node_of(task_id)
+            if node is not None:
+                self._tell(node, kind, task_id, body, lane=lane)
+
+    def send_stream_item(self, task_id: int, lane: int, item: Encoded) -> None:
+        with self._changing():
+            node = self._scheduler.node_of(task_id)
+            if node is None:
+                return
+            for blob in item.blobs:
+                self._links[node].hold_blob(blob, task_id)
+            self._tell(node, Kind.IN_ITEM, task_id, item.body, lane=lane)
+
+    def close_stream(self, task_id: int) -> None:
+        """The consumer is gone. A generator that was not sent is forgotten, a running one is closed."""
+        with self._changing():
+            task = self._tasks.get(task_id)
+            if task is None:
+                return
+            node = self._scheduler.cancel(task_id)
+            if node is None:
+                self._forget(task)
+            else:
+                self._tell(node, Kind.CLOSE, task_id)
+
+    # Carrying out ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _changing(self) -> Any:
+        """The lock; then what was decided under it is sent, and told to the user without it."""
+        with self._lock:
+            yield
+            self._flush()
+            after, self._after = self._after, []
+        for callback in after:
+            callback()
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(self._tasks[action.task], action.node)
+            elif isinstance(action, Recall):
+                self._tell(action.node, Kind.RECALL, action.task)
+            elif isinstance(action, StartGang):
+                self._start_gang(self._gangs[action.gang], action.nodes)
+            elif isinstance(action, FailTask):
+                self._fail(self._tasks[action.task], action)
+            else:
+                self._fail_gang(action)
+
+    def _send(self, task: Task, node: int) -> None:
+        link = self._links[node]
+        link.send_task(task)
+        self._dirty.add(link)
+        if task.timeout_s is not None:
+            self._at(task.timeout_s, lambda: self._time_out(task))
+        task.on_sent()
+
+    def _tell(self, node: int, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
+        link = self._links.get(node)
+        if link is not None:
+            link.send(kind, ident, body, lane=lane)
+            self._dirty.add(link)
+
+    def _flush(self) -> None:
+        for link in self._dirty:
+            try:
+                link.flush()
+            except ChannelClosed:
+                continue  # the I/O thread sees it too, and acts
+            if link.is_blocked:
+                self._wake()
+        self._dirty.clear()
+
+    def _fail(self, task: Task, action: FailTask) -> None:
+        loss = self._losses.pop(task.id, None)
+        if loss is None:
+            loss = Loss(node=action.node or 0, started=action.started, is_node=True)
+        self._forget(task)
+        error = loss_error(loss, task.name)
+        if not task.is_cancelled:
+            self._after.append(lambda: task.on_failed(error))
+
+    def _forget(self, task: Task) -> None:
+        self._tasks.pop(task.id, None)
+        self._losses.pop(task.id, None)
+        if not self._tasks and not self._gangs:
+            self._idle.notify_all()
+
+    def _release(self, task: Task, node: int | None) -> None:
+        link = self._links.get(node) if node is not None else None
+        if link is not None and task.payload.blobs:
+            link.release_blobs(task.payload.blobs)
+
+    # Deadlines ------------------------------------------------------------------------------------------------------
+
+    def _at(self, delay_s: float, callback: Callable[[], None]) -> None:
+        heapq.heappush(self._deadlines, (time.monotonic() + delay_s, next(self._numbers), callback))
+        self._wake()
+
+    def _time_out(self, task: Task) -> None:
+        if self._tasks.get(task.id) is not task or task.is_cancelled:
+            return
+        self.cancel(task.id)
+        error = TaskTimeout(
+            f"{task.name!r} ran longer than its timeout_s={task.timeout_s:g} and was stopped",
+            task=task.name,
+            timeout_s=task.timeout_s,
+        )
+        self._after.append(lambda: task.on_failed(error))
+
+    # The I/O thread -------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_write.send(b"\0")
+
+    def _run(self) -> None:
+        while self._is_open:
+            for key, mask in self._selector.select(self._run_deadlines()):
+                link = key.data
+                if link is None:
+                    with contextlib.suppress(BlockingIOError):
+                        self._wake_read.recv(4096)
+                    self._watch_blocked()
+                    continue
+                if mask & selectors.EVENT_WRITE:
+                    with self._changing():
+                        self._dirty.add(link)
+                    self._watch_blocked()
+                if mask & selectors.EVENT_READ:
+                    self._read(link)
+
+    def _run_deadlines(self) -> float | None:
+        with self._changing():
+            now = time.monotonic()
+            while self._deadlines and self._deadlines[0][0] <= now:
+                _, _, callback = heapq.heappop(self._deadlines)
+                callback()
+            return max(0.0, self._deadlines[0][0] - now) if self._deadlines else None
+
+    def _watch_blocked(self) -> None:
+        with self._lock:
+            for link in self._links.values():
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.is_blocked else 0)
+                with contextlib.suppress(KeyError):
+                    if self._selector.get_key(link.channel).events != events:
+                        self._selector.modify(link.channel, events, link)
+
+    def _read(self, link: NodeLink) -> None:
+        try:
+            frames = list(link.receive())
+        except BlockingIOError:
+            return
+        except ChannelClosed:
+            self._node_gone(link)
+            return
+        with self._changing():
+            for frame in frames:
+                self._on_frame(link, frame)
+
+    def _on_frame(self, link: NodeLink, frame: Frame) -> None:
+        kind = frame.kind
+        task = self._tasks.get(frame.ident)
+        if kind == Kind.RESULT:
+            received = link.received(frame)  # also for a task nobody waits for: its blobs must not pile up
+            if task is not None:
+                self._finish(task, link.node, received.elapsed_ns)
+                if not task.is_cancelled:
+                    self._after.append(lambda: task.on_result(received))
+                elif isinstance(task, RankTask):
+                    self._after.append(lambda: task.ended(task))
+        elif kind == Kind.LOG:
+            self._logs.add(link.node, task, frame.lane, frame.body)
+        elif kind == Kind.PORT:
+            self._on_port(frame)
+        elif task is None:
+            if kind in (Kind.PART, Kind.ITEM):
+                link.received(frame)
+        elif kind == Kind.PART:
+            part = link.received(frame)
+            self._after.append(lambda: task.on_part(part))
+        elif kind == Kind.ITEM:
+            item = link.received(frame)
+            self._after.append(lambda: task.on_item(item))
+        elif kind == Kind.ERROR:
+            self._on_error(link.node, task, frame)
+        elif kind == Kind.LOST:
+            self._on_lost(link.node, task, frame)
+        elif kind == Kind.RECALLED:
+            self._on_recalled(link.node, task)
+        elif kind == Kind.IN_CREDIT:
+            lane = frame.lane
+            self._after.append(lambda: task.on_input_credit(lane))
+
+    def _finish(self, task: Task, node: int, elapsed_ns: int | None = None) -> None:
+        self._release(task, node)
+        self._logs.end(task)
+        self._forget(task)
+        if not isinstance(task, RankTask):
+            self._perform(self._scheduler.finished(task.id, elapsed_ns))
+
+    def _on_error(self, node: int, task: Task, frame: Frame) -> None:
+        where = f"node {node}" + ("" if task.rank is None else f", rank {task.rank}") + f", task {task.name!r}"
+        self._logs.end(task)
+        failed = TaskFailure(pickle.loads(frame.body), where, node, task.name, "".join(task.tail))
+        if task.options.retry_on and not task.is_cancelled and not isinstance(task, RankTask):
+            error = failed.error()
+            if isinstance(error, task.options.retry_on) and self._scheduler.spend_retry(task.id):
+                self._release(task, node)
+                self._perform(self._scheduler.again(task.id))
+                return
+        self._finish(task, node)
+        if not task.is_cancelled:
+            self._after.append(lambda: task.on_error(failed))
+        elif isinstance(task, RankTask):
+            self._after.append(lambda: task.on_error(failed))
+
+    def _on_lost(self, node: int, task: Task, frame: Frame) -> None:
+        said = json.loads(frame.body)
+        loss = Loss(
+            node=node,
+            signal=said["signal"],
+            exit_code=said["exit_code"],
+            started=said["started"],
+            index=said["index"],
+        )
+        self._logs.end(task)
+        self._release(task, node)
+        if isinstance(task, RankTask):
+            self._forget(task)
+            self._after.append(lambda: task.takes_loss(loss) and None)
+        elif task.is_cancelled:
+            self._finish(task, node)
+        elif task.takes_loss(loss):
+            self._finish(task, node)
+        else:
+            self._losses[task.id] = loss
+            self._perform(self._scheduler.lost(task.id, started=bool(said["started"])))
+
+    def _on_recalled(self, node: int, task: Task) -> None:
+        self._release(task, node)
+        if isinstance(task, RankTask):
+            self._forget(task)
+            self._after.append(lambda: task.ended(task))
+        elif task.is_cancelled:
+            self._finish(task, node)
+        else:
+            self._perform(self._scheduler.lost(task.id, started=False))
+
+    # Lost nodes -----------------------------------------------------------------------------------------------------
+
+    def _node_gone(self, link: NodeLink) -> None:
+        self._selector.unregister(link.channel)
+        link.channel.close()
+        with self._changing():
+            if not self._is_open:
+                return
+            node = link.node
+            if self._links.get(node) is link:
+                del self._links[node]
+            will_return = self._source is not None
+            for task in list(self._tasks.values()):
+                self._lose(task, node)
+            self._perform(self._scheduler.node_lost(node, will_return=will_return))
+        if will_return:
+            threading.Thread(target=self._replace, args=(node,), name="skyward-replace", daemon=True).start()
+
+    def _lose(self, task: Task, node: int) -> None:
+        """Before the scheduler decides: tasks that handle their own loss, and streams, which cannot go on elsewhere."""
+        if isinstance(task, RankTask):
+            if task.node == node:
+                self._forget(task)
+                loss = Loss(node=node, started=True, is_node=True)
+                self._after.append(lambda: task.takes_loss(loss) and None)
+            return
+        if self._scheduler.node_of(task.id) != node:
+            return
+        loss = Loss(node=node, started=None, is_node=True)
+        if task.is_cancelled or isinstance(task, StreamTask) or task.takes_loss(loss):
+            self._forget(task)
+            self._scheduler.finished(task.id)
+            if isinstance(task, StreamTask) and not task.is_cancelled:
+                error = loss_error(loss, task.name)
+                self._after.append(lambda: task.on_failed(error))
+        else:
+            self._losses[task.id] = loss
+
+    def _replace(self, node: int) -> None:
+        """In a thread of its own: get another machine, or give up on the node."""
+        assert self._source is not None
+        machine: Machine | None = None
+        with contextlib.suppress(Exception):  # whatever the reason, the node's calls are told NodeLost
+            machine = self._source.replace(node)
+        link: NodeLink | None = None
+        if machine is not None and self._is_open:
+            with contextlib.suppress(Exception), self._lock:
+                link = self._connect(machine)
+        with self._changing():
+            if not self._is_open:
+                return
+            if machine is None or link is None:
+                self._perform(self._scheduler.node_lost(node, will_return=False))
+                return
+            self._machines[node] = machine
+            self._links[node] = link
+            self._node_up(machine)
+        self._wake()
+
+    # Gangs ----------------------------------------------------------------------------------------------------------
+
+    def _start_gang(self, gang: Gang, nodes: tuple[int, ...]) -> None:
+        gang.placed = nodes
+        if gang.is_cancelled:
+            self._end_gang(gang)
+            return
+        self._tell(nodes[0], Kind.RESERVE_PORT, gang.id)
+
+    def _on_port(self, frame: Frame) -> None:
+        gang = self._gangs.get(frame.ident)
+        if gang is None:
+            return
+        if gang.is_cancelled or any(node not in self._links for node in gang.placed):
+            gang.failures += [(0.0, 0, NodeLost("a node was lost while the gang started", started=False))]
+            self._end_gang(gang)
+            return
+        gang.port = frame.lane
+        peers = {node: self._machines[node].peer for node in gang.placed}
+        accelerators = {node: self._accelerators(node) for node in gang.placed}
+        head = self._machines[gang.placed[0]]
+        for rank in make_ranks(gang, peers, accelerators, head.interface):
+            delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
+            task = RankTask(
+                id=self.next_id(),
+                name=gang.name,
+                head=gang.head,
+                function=gang.function,
+                payload=gang.payload,
+                options=gang.options,
+                rank=rank.rank,
+                gang=gang,
+                node=rank.node,
+                delivers=delivers,
+                ended=self._rank_ended,
+                timeout_s=gang.options.timeout_s,
+            )
+            gang.tasks[rank.rank] = task
+            gang.open.add(task.id)
+            self._tasks[task.id] = task
+            order = RankOrder(rank=rank, launch=gang.launch_bytes, preload=gang.launch.preload)
+            self._tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
+            self._send(task, rank.node)
+        gang.future.set_running()
+
+    def _rank_ended(self, task: RankTask) -> None:
+        with self._changing():
+            gang = task.gang
+            gang.open.discard(task.id)
+            if not gang.open:
+                self._end_gang(gang)
+            elif gang.failures and not gang.is_stopping:
+                gang.is_stopping = True
+                self._at(_GANG_SETTLE_S, lambda: self._stop_ranks(gang, _GANG_GRACE_S))
+
+    def _stop_ranks(self, gang: Gang, grace_s: float) -> None:
+        gang.is_stopping = True
+        for task in gang.tasks.values():
+            if task.id in gang.open and not task.is_cancelled:
+                task.is_cancelled = True
+                self._tell(task.node, Kind.CANCEL, task.id, lane=int(grace_s * 10))
+
+    def _end_gang(self, gang: Gang) -> None:
+        if gang.port:
+            self._tell(gang.placed[0], Kind.RELEASE_PORT, lane=gang.port)
+        if gang.id not in self._gangs:
+            return
+        del self._gangs[gang.id]
+        actions = self._scheduler.gang_finished(gang.id)
+        if gang.failures and not gang.is_cancelled and self._may_restart(gang):
+            gang.reset()
+            self._gangs[gang.id] = gang
+            actions += self._scheduler.submit_gang(gang.id, nodes=gang.nodes, places=gang.ranks_per_node)
+        else:
+            self._after.append(lambda: _settle(gang))
+        self._perform(actions)
+        if not self._tasks and not self._gangs:
+            self._idle.notify_all()
+
+    def _may_restart(self, gang: Gang) -> bool:
+        if gang.may_try_another_port:
+            gang.port_retries -= 1
+            return True
+        error = gang.error()
+        wanted = (type(error).__name__ in ("SlotLost", "NodeLost")) or isinstance(error, gang.options.retry_on)
+        if gang.restarts_left > 0 and wanted:
+            gang.restarts_left -= 1
+            return True
+        return False
+
+    def _fail_gang(self, action: FailGang) -> None:
+        gang = self._gangs.get(action.gang)
+        if gang is None:
+            return
+        error = NodeLost(f"node {action.node} was lost before {gang.name!r} began", node=action.node, started=False)
+        gang.failures.append((0.0, 0, error))
+        gang.restarts_left = 0
+        self._end_gang(gang)
+
+
+def _settle(gang: Gang) -> None:
+    from .future import Undecoded
+
+    if gang.failures:
+        gang.future.settle_error(gang.error())
+    elif gang.is_cancelled:
+        gang.future.settle_error(InternalError("a cancelled gang was asked for its value"))
+    else:
+        gang.future.settle(Undecoded(gang.value))
+
+
+def _forget_all_in_child() -> None:
+    for engine in list(_engines):
+        engine.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_all_in_child)
+

@@ -1,0 +1,128 @@
+"""The future of a call: a standard one whose value is unpickled by whoever asks for it first.
+
+Not by the thread that reads the channel: unpickling imports the user's modules, and an import lock held by the very
+thread that waits for the value would make both wait for ever.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["Future", "Undecoded"]
+
+T = TypeVar("T")
+
+_PENDING, _RUNNING = "PENDING", "RUNNING"
+_CANCELLED, _CANCELLED_AND_NOTIFIED, _FINISHED = "CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"
+
+
+class Undecoded:
+    """A value or an error as it came. `decode` returns the value, or raises the error."""
+
+    __slots__ = ("_decode", "_error", "_is_done", "_lock", "_value")
+
+    def __init__(self, decode: Callable[[], Any]) -> None:
+        self._decode: Callable[[], Any] | None = decode
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._is_done = False
+        self._lock = threading.Lock()
+
+    def get(self) -> Any:
+        with self._lock:
+            if not self._is_done:
+                assert self._decode is not None
+                try:
+                    self._value = self._decode()
+                except BaseException as error:
+                    self._error = error
+                self._is_done, self._decode = True, None
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class _Remote(Exception):
+    """Holds an undecoded error where the standard future keeps its exception."""
+
+    def __init__(self, error: Undecoded) -> None:
+        super().__init__("undecoded")
+        self.error = error
+
+
+class Future(concurrent.futures.Future[T]):
+    """A `concurrent.futures.Future`: it works with `wait`, `as_completed` and asyncio.
+
+    It differs in one thing: `cancel()` also stops a call that is running, and returns True if the value will not be
+    delivered. A running call gets SIGINT (a KeyboardInterrupt in Python code), a grace, then SIGKILL.
+    """
+
+    def __init__(self, stop: Callable[[], None] | None = None, *, is_strict: bool = False) -> None:
+        super().__init__()
+        self._stop = stop
+        self._is_strict = is_strict  # the standard library's meaning: a running call cannot be cancelled
+
+    def cancel(self) -> bool:
+        with self._condition:
+            if self._state == _FINISHED or (self._state == _RUNNING and self._is_strict):
+                return False
+            if self._state in (_CANCELLED, _CANCELLED_AND_NOTIFIED):
+                return True
+            self._state = _CANCELLED_AND_NOTIFIED
+            self._condition.notify_all()
+            for waiter in self._waiters:
+                waiter.add_cancelled(self)
+        if self._stop is not None:
+            self._stop()
+        self._invoke_callbacks()
+        return True
+
+    def set_running(self) -> None:
+        """The call was sent to a node. Nothing happens if it is cancelled already."""
+        with self._condition:
+            if self._state == _PENDING:
+                self._state = _RUNNING
+
+    def settle(self, value: Any) -> None:
+        """Set a value, which may be Undecoded; dropped if the future was cancelled."""
+        try:
+            self.set_result(value)
+        except concurrent.futures.InvalidStateError:
+            return
+
+    def settle_error(self, error: BaseException | Undecoded) -> None:
+        try:
+            self.set_exception(_Remote(error) if isinstance(error, Undecoded) else error)
+        except concurrent.futures.InvalidStateError:
+            return
+
+    def result(self, timeout: float | None = None) -> T:
+        """The value; waits for it. Raises what the call raised, CancelledError or TimeoutError."""
+        try:
+            value: Any = super().result(timeout)
+        except _Remote as held:
+            remote = held.error
+        else:
+            if type(value) is not Undecoded:
+                return value  # type: ignore[no-any-return]
+            remote = value
+        try:
+            return remote.get()  # type: ignore[no-any-return]
+        finally:
+            del self, remote  # no reference cycle through the traceback
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, None if it returned; waits for it."""
+        error = super().exception(timeout)
+        if error is not None and not isinstance(error, _Remote):
+            return error
+        remote = error.error if isinstance(error, _Remote) else self._result  # type: ignore[attr-defined]
+        if isinstance(remote, Undecoded):
+            try:
+                remote.get()
+            except BaseException as raised:
+                return raised
+        return None

@@ -1,0 +1,137 @@
+"""A gang on the client's side: its ranks start together, and fail or succeed as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..compute import CallOptions
+from ..errors import RendezvousFailed
+from ..launch import Launch
+from ..topology import Peer, Rank
+from ..wire.payloads import Encoded
+from ..wire.tasks import TaskHead
+from .future import Future
+from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
+
+__all__ = ["Gang", "RankTask", "make_ranks"]
+
+
+@dataclass(eq=False, kw_only=True)
+class Gang:
+    """One gang call. `nodes` None: any one node; `future` gets a list, one value for each node, or one value."""
+
+    id: int
+    name: str
+    launch: Launch
+    launch_bytes: bytes
+    function: WireFunction
+    payload: Encoded
+    head: TaskHead
+    options: CallOptions
+    nodes: tuple[int, ...] | None
+    ranks_per_node: int
+    future: Future[Any]
+    restarts_left: int = 0
+    placed: tuple[int, ...] = ()
+    port: int = 0
+    tasks: dict[int, RankTask] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+    values: dict[int, Received] = field(default_factory=dict)
+    failures: list[tuple[float, int, BaseException]] = field(default_factory=list)
+    """(when it happened on its node, rank, error), in the order they arrived."""
+    is_stopping: bool = False
+    is_cancelled: bool = False
+    port_retries: int = 1
+
+    def value(self) -> Any:
+        """What the caller gets: of each node, the value of its first rank."""
+        firsts = [self.values[rank].decode() for rank in sorted(self.values)]
+        return firsts[0] if self.nodes is None else firsts
+
+    def error(self) -> BaseException:
+        """The failure that came first, with the others as notes.
+
+        Ranks fail because one failed: the first by the clock of its node is the cause, and a rank whose process died
+        is a cause before all that raised.
+        """
+        when, rank, error = min(self.failures, key=lambda failure: failure[0])
+        others = sorted((r, e) for _, r, e in self.failures if r != rank)
+        if self.launch.is_gang and len(self.tasks) > 1:
+            error.add_note(f"Rank {rank} of {len(self.tasks)} failed first; the other ranks were stopped.")
+        for other_rank, other in others:
+            error.add_note(f"Rank {other_rank} then: {type(other).__name__}: {_first_line(other)}")
+        return error
+
+    @property
+    def may_try_another_port(self) -> bool:
+        return self.port_retries > 0 and any(isinstance(e, RendezvousFailed) for _, _, e in self.failures)
+
+    def reset(self) -> None:
+        """Before it is started again."""
+        self.tasks, self.open, self.values = {}, set(), {}
+        self.failures, self.is_stopping, self.port = [], False, 0
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def make_ranks(gang: Gang, peers: dict[int, Peer], accelerators: dict[int, int], interface: str) -> list[Rank]:
+    """The ranks of a gang that was placed: node by node, so a node's ranks are neighbours."""
+    members = tuple(peers[node] for node in gang.placed)
+    local = gang.ranks_per_node
+    return [
+        Rank(
+            rank=node_rank * local + local_rank,
+            world_size=len(members) * local,
+            local_rank=local_rank,
+            local_world_size=local,
+            node=peer.node,
+            node_rank=node_rank,
+            nodes=len(members),
+            head_addr=members[0].private_ip,
+            head_port=gang.port,
+            local_addr=peer.private_ip,
+            accelerators=accelerators[peer.node],
+            peers=members,
+            interface=interface,
+        )
+        for node_rank, peer in enumerate(members)
+        for local_rank in range(local)
+    ]
+
+
+@dataclass(eq=False, kw_only=True)
+class RankTask(Task):
+    """One rank. It reports to its gang through the engine."""
+
+    gang: Gang
+    node: int
+    delivers: bool
+    ended: Callable[[RankTask], None]
+
+    def on_result(self, received: Received) -> None:
+        assert self.rank is not None
+        if self.delivers:
+            self.gang.values[self.rank] = received
+        self.ended(self)
+
+    def on_error(self, failed: TaskFailure) -> None:
+        assert self.rank is not None
+        if not failed.failure.is_cancelled:
+            self.gang.failures.append((failed.failure.at, self.rank, failed.error()))
+        self.ended(self)
+
+    def on_failed(self, error: BaseException) -> None:
+        assert self.rank is not None
+        self.gang.failures.append((0.0, self.rank, error))
+        self.ended(self)
+
+    def takes_loss(self, loss: Loss) -> bool:
+        assert self.rank is not None
+        if not self.is_cancelled:
+            self.gang.failures.append((0.0, self.rank, loss_error(loss, f"{self.name} (rank {self.rank})")))
+        self.ended(self)
+        return True

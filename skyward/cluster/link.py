@@ -1,0 +1,136 @@
+"""The client's side of one node: its channel, and what the node has."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import InternalError, Unreachable
+from ..wire.blobs import Blob, default_limit
+from ..wire.channel import BLOBS, Channel, ChannelClosed
+from ..wire.frames import PROTOCOL_VERSION, Frame, FrameParser, Kind, pack
+from ..wire.channel import receive as receive_frames
+from ..wire.layout import parse
+from ..wire.tasks import pack_task
+from .tasks import Received, Task, WireFunction
+
+__all__ = ["NodeLink", "connect"]
+
+_BLOB_BODY_TAIL = bytes(8)
+
+
+class NodeLink:
+    """Frames to one agent, and the books of what was sent to it. Used under the engine's lock.
+
+    Blobs stay on the node for the next call that needs them, up to `blob_limit` bytes; those of calls that have not
+    ended are never dropped.
+    """
+
+    def __init__(self, node: int, channel: Channel, facts: dict[str, Any], blob_limit: int | None = None) -> None:
+        self.node = node
+        self.channel = channel
+        self.facts = facts
+        self.is_blocked = False
+        self._functions: set[bytes] = set()
+        self._blobs: OrderedDict[bytes, list[int]] = OrderedDict()  # digest -> [size, calls that need it]
+        self._blob_bytes = 0
+        self._blob_limit = blob_limit or 2 * default_limit()
+        self._arrived: dict[bytes, Blob] = {}
+
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
+        self.channel.queue(kind, ident, body, lane=lane)
+
+    def send_task(self, task: Task) -> None:
+        """The task and what it stands on that is not there yet."""
+        self._send_function(task.function)
+        for blob in task.payload.blobs:
+            self.hold_blob(blob)
+        self.channel.queue(Kind.TASK, task.id, pack_task(task.head, task.payload.body))
+
+    def _send_function(self, function: WireFunction) -> None:
+        if function.digest in self._functions:
+            return
+        for blob in function.payload.blobs:  # held for good: slots that start later need it too
+            self.hold_blob(blob)
+        self.channel.queue(Kind.FUNCTION, body=function.digest + function.payload.body)
+        self._functions.add(function.digest)
+
+    def hold_blob(self, blob: Blob, ident: int = 0) -> None:
+        """Send the blob unless it is there, and keep it there until it is released."""
+        entry = self._blobs.get(blob.digest)
+        if entry is not None:
+            entry[1] += 1
+            self._blobs.move_to_end(blob.digest)
+            return
+        self._blobs[blob.digest] = [blob.size, 1]
+        self._blob_bytes += blob.size
+        body = blob.digest + blob.size.to_bytes(8, "little") + _BLOB_BODY_TAIL
+        self.channel.queue(Kind.BLOB, ident, body, fd=blob.fd, priority=BLOBS)
+        self._drop_oldest()
+
+    def release_blobs(self, blobs: tuple[Blob, ...]) -> None:
+        """A call that needed them has ended."""
+        for blob in blobs:
+            entry = self._blobs.get(blob.digest)
+            if entry is not None:
+                entry[1] -= 1
+
+    def _drop_oldest(self) -> None:
+        if self._blob_bytes <= self._blob_limit:
+            return
+        for digest, (size, users) in list(self._blobs.items()):
+            if self._blob_bytes <= self._blob_limit:
+                return
+            if not users:
+                del self._blobs[digest]
+                self._blob_bytes -= size
+                self.channel.queue(Kind.DROP_BLOB, body=digest)
+
+    def flush(self) -> None:
+        """Send what the socket takes; `is_blocked` says whether something is left. Raises ChannelClosed."""
+        self.is_blocked = not self.channel.flush()
+
+    # What arrives ---------------------------------------------------------------------------------------------------
+
+    def receive(self) -> Iterator[Frame]:
+        """Frames of one read; blobs are put aside for the frame that needs them."""
+        for frame in self.channel.receive():
+            if frame.kind == Kind.BLOB:
+                size = int.from_bytes(frame.body[16:24], "little")
+                self._arrived[frame.body[:16]] = Blob(frame.body[:16], size, frame.fd)
+            else:
+                yield frame
+
+    def received(self, frame: Frame) -> Received:
+        """The payload of a result with its blobs."""
+        parsed = parse(frame.body)
+        return Received(parsed, tuple(self._arrived.pop(digest) for digest, _ in parsed.references))
+
+
+def connect(path: str, *, role: str, pool: str, timeout_s: float) -> tuple[socket.socket, dict[str, Any]]:
+    """Connect to an agent's socket and greet it: the socket and the facts that it says of itself.
+
+    Raises Unreachable when it does not answer within `timeout_s`, InternalError when it speaks another version.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(path)
+        hello = {"version": PROTOCOL_VERSION, "role": role, "pool": pool, "pid": os.getpid()}
+        sock.sendall(pack(Kind.HELLO, body=json.dumps(hello).encode()))
+        parser = FrameParser()
+        while True:
+            for frame in receive_frames(sock, parser):
+                if frame.kind == Kind.WELCOME:
+                    return sock, json.loads(frame.body)
+                raise InternalError(f"the agent refused: {frame.body.decode(errors='replace')}")
+    except (OSError, ChannelClosed) as error:
+        sock.close()
+        raise Unreachable(f"the agent at {path} does not answer: {error}", node=None) from error
+    except InternalError:
+        sock.close()
+        raise

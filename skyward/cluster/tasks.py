@@ -1,0 +1,282 @@
+"""The client's record of a task, by kind. The engine calls the `on_` methods, never under its lock."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ..compute import CallOptions
+from ..errors import NodeError, NodeLost, SlotLost
+from ..wire.blobs import Blob
+from ..wire.failures import Failure, decode_failure
+from ..wire.layout import Parsed
+from ..wire.payloads import Encoded, decode
+from ..wire.tasks import TaskHead
+from .future import Future, Undecoded
+
+__all__ = ["CallTask", "Loss", "Received", "ResultStream", "StreamTask", "Task", "TaskFailure", "WireFunction", "loss_error"]
+
+T = TypeVar("T")
+
+TAIL_LINES = 20
+"""Lines of a task's output that are kept for its error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A payload that arrived, with its blobs; nothing is unpickled yet."""
+
+    parsed: Parsed
+    blobs: tuple[Blob, ...]
+
+    def decode(self) -> Any:
+        return decode(self.parsed, self.blobs)
+
+    @property
+    def elapsed_ns(self) -> int:
+        return self.parsed.elapsed_ns
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """A failure that arrived, with where it happened."""
+
+    failure: Failure
+    where: str
+    node: int
+    task: str
+    log_tail: str
+
+    def error(self) -> BaseException:
+        return decode_failure(
+            self.failure, where=self.where, node=self.node, task=self.task, log_tail=self.log_tail
+        )
+
+    def raise_it(self) -> Any:
+        raise self.error()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """The death of a process or node under a task."""
+
+    node: int
+    signal: int | None = None
+    exit_code: int | None = None
+    started: bool | None = None
+    index: int | None = None
+    is_node: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WireFunction:
+    """A function ready to travel; `digest` names its payload."""
+
+    digest: bytes
+    payload: Encoded
+
+
+@dataclass(eq=False, kw_only=True)
+class Task:
+    """One unit of work for one node."""
+
+    id: int
+    name: str
+    head: TaskHead
+    function: WireFunction
+    payload: Encoded
+    options: CallOptions
+    rank: int | None = None
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    is_cancelled: bool = False
+    timeout_s: float | None = None
+
+    def on_sent(self) -> None:
+        """It is on its way to a node."""
+
+    def on_result(self, received: Received) -> None:
+        raise NotImplementedError
+
+    def on_error(self, failed: TaskFailure) -> None:
+        self.on_failed(failed.error())
+
+    def on_failed(self, error: BaseException) -> None:
+        """It failed here: the node was lost, the time was up."""
+        raise NotImplementedError
+
+    def on_part(self, received: Received) -> None:
+        """Part of the results of a chunk."""
+
+    def on_item(self, received: Received) -> None:
+        """One item of a stream."""
+
+    def on_input_credit(self, lane: int) -> None:
+        """The node took an item of an input stream."""
+
+    def takes_loss(self, loss: Loss) -> bool:
+        """Whether it handles the loss of its process itself (and is then finished for the engine)."""
+        return False
+
+
+@dataclass(eq=False, kw_only=True)
+class CallTask(Task):
+    """A plain call with one value."""
+
+    future: Future[Any]
+
+    def on_sent(self) -> None:
+        self.future.set_running()
+
+    def on_result(self, received: Received) -> None:
+        self.future.settle(Undecoded(received.decode))
+
+    def on_error(self, failed: TaskFailure) -> None:
+        self.future.settle_error(Undecoded(failed.raise_it))
+
+    def on_failed(self, error: BaseException) -> None:
+        self.future.settle_error(error)
+
+
+class ResultStream(Generic[T]):
+    """The values that a remote generator yields, as they come.
+
+    An iterator with `close()`, which stops the generator; closing also happens when it is dropped. At most a window
+    of items is on its way: a slow consumer slows the generator down. Not for several threads at once.
+    """
+
+    def __init__(self, grant: Callable[[int], None], close: Callable[[], None], window: int) -> None:
+        self._grant = grant
+        self._close = close
+        self._window = window
+        self._items: deque[Callable[[], T]] = deque()
+        self._taken = 0
+        self._end: Callable[[], Any] | None = None
+        self._condition = threading.Condition()
+        self.value: Any = None
+        """What the generator returned, once it has ended."""
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        with self._condition:
+            while not self._items and self._end is None:
+                self._condition.wait()
+            if self._items:
+                decode_item = self._items.popleft()
+            else:
+                end, self._end = self._end, _stopped
+                assert end is not None
+                self.value = end()
+                raise StopIteration(self.value)
+        self._taken += 1
+        if self._taken * 2 >= self._window:
+            taken, self._taken = self._taken, 0
+            self._grant(taken)
+        return decode_item()
+
+    def close(self) -> None:
+        """Stop the remote generator and forget what it has sent. Idempotent."""
+        with self._condition:
+            was_open = self._end is None
+            self._end = _stopped
+            self._items.clear()
+            self._condition.notify_all()
+        if was_open:
+            self._close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> ResultStream[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def put(self, decode_item: Callable[[], T]) -> None:
+        with self._condition:
+            if self._end is None:
+                self._items.append(decode_item)
+                self._condition.notify()
+
+    def finish(self, end: Callable[[], Any]) -> None:
+        """`end` is called by the consumer: it returns the generator's value or raises its error."""
+        with self._condition:
+            if self._end is None:
+                self._end = end
+                self._condition.notify_all()
+
+
+def _stopped() -> None:
+    return None
+
+
+@dataclass(eq=False, kw_only=True)
+class StreamTask(Task):
+    """A generator. The consumer holds the stream, which must not be kept alive from here: `stream` is a weak call."""
+
+    stream: Callable[[], ResultStream[Any] | None]
+    inputs: tuple[Callable[[], None], ...] = ()
+
+    def on_item(self, received: Received) -> None:
+        stream = self.stream()
+        if stream is not None:
+            stream.put(received.decode)
+
+    def on_result(self, received: Received) -> None:
+        stream = self.stream()
+        if stream is not None:
+            stream.finish(received.decode)
+
+    def on_error(self, failed: TaskFailure) -> None:
+        stream = self.stream()
+        if stream is not None:
+            stream.finish(failed.raise_it)
+
+    def on_failed(self, error: BaseException) -> None:
+        def fail() -> None:
+            raise error
+
+        stream = self.stream()
+        if stream is not None:
+            stream.finish(fail)
+
+
+def loss_error(loss: Loss, name: str) -> NodeError:
+    """The error of a call whose process died."""
+    if loss.is_node:
+        state = {True: "had begun", False: "had not begun", None: "had been sent; whether it had begun is not known"}
+        return NodeLost(
+            f"node {loss.node} was lost; the call {name!r} {state[loss.started]}. "
+            "Give the call retries=1 (or more) if it may be run again",
+            node=loss.node,
+            started=loss.started,
+        )
+    return SlotLost(
+        f"the process that ran {name!r} on node {loss.node} {_death(loss)}. "
+        "The pool goes on with a new one; give the call retries=1 (or more) if it may be run again",
+        node=loss.node,
+        started=True,
+        signal=loss.signal,
+        exit_code=loss.exit_code,
+    )
+
+
+def _death(loss: Loss) -> str:
+    if loss.signal is None:
+        return f"exited with code {loss.exit_code} (os._exit, or a crash while it started)"
+    try:
+        name = signal.Signals(loss.signal).name
+    except ValueError:
+        name = "unknown"
+    hint = {
+        "SIGKILL": "; nobody but the kernel's out-of-memory killer usually sends that: see if the memory ran out",
+        "SIGSEGV": "; a C extension crashed",
+        "SIGABRT": "; a C extension gave up",
+    }.get(name, "")
+    return f"was killed by signal {loss.signal} ({name}){hint}"

@@ -1,0 +1,338 @@
+"""`@compute`, the lazy call it makes, and the operators that send the call somewhere.
+
+Nothing runs here: `train(10)` is a frozen value. What runs it is a target: an open pool, or the module `skyward`
+itself, which stands for the innermost open pool.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future as StdFuture
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from .errors import NoActivePool, UsageError
+from .launch import Launch
+
+__all__ = [
+    "CallOptions",
+    "ComputeFunction",
+    "Dispatcher",
+    "PendingCompute",
+    "PendingComputeGroup",
+    "Target",
+    "active_pool",
+    "compute",
+    "gather",
+    "pop_active",
+    "push_active",
+    "resolve_target",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOptions:
+    """How one call is run.
+
+    timeout_s: seconds from when the call begins on its slot, > 0; None: no limit.
+    retries: how often the call may be run again after the loss of its node or slot, >= 0. With 0 (the default) a
+        call runs at most once.
+    retry_on: exception types of the user's own for which a retry is spent too.
+    name: what logs and errors call it; the function's name by default.
+    """
+
+    timeout_s: float | None = None
+    retries: int = 0
+    retry_on: tuple[type[BaseException], ...] = ()
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise UsageError(f"timeout_s: {self.timeout_s!r}; it is a number of seconds > 0, or None for no limit")
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise UsageError(f"retries: {self.retries!r}; it is a whole number >= 0")
+        kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
+        for kind in kinds:
+            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+                raise UsageError(f"retry_on: {kind!r} is not an exception class; give one, or a tuple of them")
+        object.__setattr__(self, "retry_on", kinds)
+
+
+_ALIASES = {"timeout": "timeout_s"}
+_REFUSED = {"ttl": "leases replace it: a pool ends when its `with` block or its client ends, never by the clock"}
+
+
+def _call_options(given: dict[str, Any]) -> dict[str, Any]:
+    """`given` with the reference's spellings translated, and what is unknown refused by name."""
+    known = CallOptions.__dataclass_fields__
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _REFUSED:
+            raise UsageError(f"{name}: not an option; {_REFUSED[name]}")
+        proper = _ALIASES.get(name, name)
+        if proper not in known:
+            raise UsageError(f"{name}: not an option of a call; there are {', '.join(known)}")
+        if proper in options:
+            raise UsageError(f"{name}: given twice ({proper} is the same option)")
+        options[proper] = value
+    return options
+
+
+class Dispatcher(Protocol):
+    """What a pool offers to the operators."""
+
+    def run(self, pending: PendingCompute[T]) -> T: ...
+    def submit(self, pending: PendingCompute[T]) -> StdFuture[T]: ...
+    def broadcast(self, pending: PendingCompute[T]) -> list[T]: ...
+    def run_group(self, group: PendingComputeGroup) -> Any: ...
+    def submit_group(self, group: PendingComputeGroup) -> StdFuture[tuple[Any, ...]]: ...
+    def run_async(self, pending: PendingCompute[T]) -> Coroutine[Any, Any, T]: ...
+
+
+Target = Dispatcher | ModuleType
+
+
+class ComputeFunction(Generic[P, T_co]):
+    """A function that gives lazy calls. Made by `@compute`; holds the original as `fn`."""
+
+    fn: Callable[P, T_co]
+    options: CallOptions
+
+    def __init__(self, fn: Callable[P, T_co], options: CallOptions) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+        self.options = options
+        self.launch = Launch(integrations=getattr(fn, "__skyward_integrations__", ()))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T_co]:
+        return PendingCompute(self, args, kwargs, self.options)
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
+        """Run the original function here and now."""
+        return self.fn(*args, **kwargs)
+
+    def with_options(self, **options: Any) -> ComputeFunction[P, T_co]:
+        """A copy with other options; see `CallOptions`."""
+        return ComputeFunction(self.fn, replace(self.options, **_call_options(options)))
+
+    def with_timeout(self, timeout_s: float) -> ComputeFunction[P, T_co]:
+        return self.with_options(timeout_s=timeout_s)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # A decorated method: bind as a function would.
+        if instance is None:
+            return self
+        bound: Any = functools.partial(self, instance)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<compute {self.fn.__module__}.{self.fn.__qualname__}>"
+
+    def __reduce__(self) -> Any:
+        # By name where the name leads back here; pickle checks that. Otherwise by value.
+        module, name = self.fn.__module__, self.fn.__qualname__
+        if module != "__main__" and "<locals>" not in name and find_by_name(module, name) is self:
+            return find_by_name, (module, name)
+        return ComputeFunction, (self.fn, self.options)
+
+
+def find_by_name(module: str, qualified_name: str) -> Any:
+    """What stands under that name in a module that is imported if need be; None where there is no such name."""
+    import importlib
+    import sys
+
+    found: Any = sys.modules.get(module) or importlib.import_module(module)
+    for part in qualified_name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+@overload
+def compute(fn: Callable[P, T], /) -> ComputeFunction[P, T]: ...
+@overload
+def compute(
+    *,
+    timeout_s: float | None = None,
+    retries: int = 0,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    name: str | None = None,
+    timeout: float | None = None,
+) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
+def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make calls of a function lazy, so that an operator can send them to a pool.
+
+    Use it bare or with the options of `CallOptions`. It goes on top of the integrations and output decorators. The
+    function's signature and types stay; the original runs in place by `.local(...)`.
+
+    Raises:
+        UsageError: an option is unknown or out of its range, or what is decorated is not a function.
+
+    Example:
+        >>> @compute(retries=2)
+        ... def add(a: int, b: int) -> int:
+        ...     return a + b
+        >>> add.local(1, 2)
+        3
+        >>> add(1, 2)
+        <pending add(1, 2)>
+    """
+    checked = CallOptions(**_call_options(options))
+
+    def decorate(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
+        if isinstance(function, ComputeFunction):
+            raise UsageError(f"compute: {function!r} is decorated already; use .with_options(...) to change it")
+        if not callable(function):
+            raise UsageError(f"compute: {function!r} is not a function")
+        return ComputeFunction(function, checked)
+
+    return decorate if fn is None else decorate(fn)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PendingCompute(Generic[T_co]):
+    """A call that has not been made: `>> pool` runs it on one node, `@ pool` on all, `> pool` gives a future."""
+
+    fn: ComputeFunction[..., T_co]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    options: CallOptions = field(default_factory=CallOptions)
+
+    @property
+    def name(self) -> str:
+        return self.options.name or self.fn.fn.__name__
+
+    def with_options(self, **options: Any) -> PendingCompute[T_co]:
+        """A copy with other options; see `CallOptions`."""
+        return replace(self, options=replace(self.options, **_call_options(options)))
+
+    def with_timeout(self, timeout_s: float) -> PendingCompute[T_co]:
+        return self.with_options(timeout_s=timeout_s)
+
+    def __rshift__(self, target: Target) -> T_co:
+        return resolve_target(target).run(self)
+
+    def __gt__(self, target: Target) -> StdFuture[T_co]:
+        return resolve_target(target).submit(self)
+
+    def __matmul__(self, target: Target) -> list[T_co]:
+        return resolve_target(target).broadcast(self)
+
+    def __and__(self, other: PendingCompute[Any] | PendingComputeGroup) -> PendingComputeGroup:
+        return PendingComputeGroup((self,)) & other
+
+    def __bool__(self) -> bool:
+        # `a > pool > b` and `if f(x):` would otherwise silently mean something else.
+        raise UsageError(f"{self!r} has no truth value: it has not run; send it with `>> pool` first")
+
+    def __repr__(self) -> str:
+        args = [_short(a) for a in self.args] + [f"{k}={_short(v)}" for k, v in self.kwargs.items()]
+        return f"<pending {self.name}({', '.join(args)})>"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingComputeGroup:
+    """Calls that run in parallel: `>>` gives their values in order, `>` a future of them.
+
+    With `stream`, `>>` gives an iterator of values as they come: in the order of the calls, or with `ordered=False`
+    in the order of completion.
+    """
+
+    items: tuple[PendingCompute[Any], ...]
+    stream: bool = False
+    ordered: bool = True
+
+    def __and__(self, other: PendingCompute[Any] | PendingComputeGroup) -> PendingComputeGroup:
+        if isinstance(other, PendingCompute):
+            return replace(self, items=(*self.items, other))
+        if isinstance(other, PendingComputeGroup):
+            return replace(self, items=self.items + other.items)
+        raise UsageError(f"&: {other!r} is not a pending call; `>>` binds tighter than `&`: write `(a & b) >> pool`")
+
+    def with_options(self, **options: Any) -> PendingComputeGroup:
+        return replace(self, items=tuple(p.with_options(**options) for p in self.items))
+
+    def with_timeout(self, timeout_s: float) -> PendingComputeGroup:
+        return self.with_options(timeout_s=timeout_s)
+
+    def __rshift__(self, target: Target) -> Any:
+        return resolve_target(target).run_group(self)
+
+    def __gt__(self, target: Target) -> StdFuture[tuple[Any, ...]]:
+        return resolve_target(target).submit_group(self)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[PendingCompute[Any]]:
+        return iter(self.items)
+
+
+def gather(*pendings: PendingCompute[Any], stream: bool = False, ordered: bool = True) -> PendingComputeGroup:
+    """A group of calls to run in parallel; the same as `a & b & c`.
+
+    Args:
+        stream: `>>` gives an iterator of values as they come, instead of a tuple.
+        ordered: with `stream`, in the order of the calls (the default) or of completion.
+    """
+    for pending in pendings:
+        if not isinstance(pending, PendingCompute):
+            raise UsageError(f"gather: {pending!r} is not a pending call; call a @compute function to make one")
+    return PendingComputeGroup(pendings, stream=stream, ordered=ordered)
+
+
+# Open pools. A context variable knows the innermost pool of this context; threads and notebook cells that the pool
+# was not opened in have contexts of their own, and fall back to the innermost of the process.
+_of_context: ContextVar[tuple[Dispatcher, ...]] = ContextVar("skyward_active_pools", default=())
+_of_process: list[Dispatcher] = []
+_lock = threading.Lock()
+
+
+def push_active(pool: Dispatcher) -> None:
+    _of_context.set((*_of_context.get(), pool))
+    with _lock:
+        _of_process.append(pool)
+
+
+def pop_active(pool: Dispatcher) -> None:
+    _of_context.set(tuple(p for p in _of_context.get() if p is not pool))
+    with _lock:
+        if pool in _of_process:
+            _of_process.remove(pool)
+
+
+def active_pool() -> Dispatcher:
+    """The innermost open pool. Raises NoActivePool."""
+    with _lock:
+        still_open = list(_of_process)
+    for pool in reversed(_of_context.get()):
+        if pool in still_open:
+            return pool
+    if still_open:
+        return still_open[-1]
+    raise NoActivePool(
+        "no pool is open here: write `with sky.ComputePool(provider=sky.Local()):` around the call, "
+        "or name the pool: `f() >> pool`. Inside a task there is no pool: call the function's .local(...)"
+    )
+
+
+def resolve_target(target: Target | Literal["skyward"]) -> Dispatcher:
+    """The pool that an operator's right side means."""
+    if isinstance(target, ModuleType):
+        if target.__name__ == "skyward":
+            return active_pool()
+    elif hasattr(target, "run_group"):
+        return target  # type: ignore[return-value]
+    raise UsageError(f"{target!r} is not a pool; the right side of >>, >, @ is a ComputePool or the module skyward")

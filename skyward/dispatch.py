@@ -1,0 +1,223 @@
+"""From a pending call to tasks: pickles the function and its arguments, and hands them to the engine."""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .cluster.direct import DirectEngine
+from .cluster.functions import FunctionTable
+from .cluster.future import Future
+from .cluster.gang import Gang
+from .cluster.tasks import CallTask, Received, ResultStream, StreamTask, Task, TaskFailure, WireFunction
+from .compute import CallOptions, PendingCompute
+from .errors import ArgumentNotPicklable, UsageError
+from .launch import Launch
+from .streams import WINDOW, InputFeed, is_generator, take_inputs
+from .wire.blobs import BlobStore
+from .wire.frames import Kind
+from .wire.payloads import Encoded, encode
+from .wire.tasks import Mode, TaskHead
+
+__all__ = ["Dispatch"]
+
+_PLAIN, _BROADCAST, _GANG = range(3)
+
+
+@dataclass(eq=False, kw_only=True)
+class _FedCallTask(CallTask):
+    """A call with iterators among its arguments."""
+
+    feeds: tuple[InputFeed, ...] = ()
+
+    def on_sent(self) -> None:
+        super().on_sent()
+        for feed in self.feeds:
+            feed.start()
+
+    def on_input_credit(self, lane: int) -> None:
+        self.feeds[lane].grant()
+
+    def on_result(self, received: Received) -> None:
+        self._stop()
+        super().on_result(received)
+
+    def on_error(self, failed: TaskFailure) -> None:
+        self._stop()
+        super().on_error(failed)
+
+    def on_failed(self, error: BaseException) -> None:
+        self._stop()
+        super().on_failed(error)
+
+    def _stop(self) -> None:
+        for feed in self.feeds:
+            feed.stop()
+
+
+@dataclass(eq=False, kw_only=True)
+class _FedStreamTask(StreamTask):
+    feeds: tuple[InputFeed, ...] = ()
+
+    def on_sent(self) -> None:
+        for feed in self.feeds:
+            feed.start()
+
+    def on_input_credit(self, lane: int) -> None:
+        self.feeds[lane].grant()
+
+
+class Dispatch:
+    """Makes tasks for one pool. Thread-safe."""
+
+    def __init__(self, engine: DirectEngine, default_timeout_s: float | None) -> None:
+        self._engine = engine
+        self._store = BlobStore()
+        self._functions = FunctionTable(self._store.put)
+        self._default_timeout_s = default_timeout_s
+
+    def close(self) -> None:
+        self._store.clear()
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    def on_one_node(self, pending: PendingCompute[Any], *, is_strict: bool = False) -> Future[Any]:
+        """A future of the call's value, or of an iterator if the function is a generator function."""
+        if pending.fn.launch.is_gang:
+            return self._gang(pending, nodes=None)
+        return self._call(pending, kind=_PLAIN, pinned=None, is_strict=is_strict)
+
+    def on_all_nodes(self, pending: PendingCompute[Any]) -> list[Future[Any]]:
+        """One future for each node; or, for a gang, one future of the whole list."""
+        nodes = tuple(range(self._engine.nodes))
+        if pending.fn.launch.is_gang:
+            return [self._gang(pending, nodes=nodes)]
+        return [self._call(pending, kind=_BROADCAST, pinned=node) for node in nodes]
+
+    def _call(
+        self, pending: PendingCompute[Any], *, kind: int, pinned: int | None, is_strict: bool = False
+    ) -> Future[Any]:
+        engine, function = self._engine, pending.fn.fn
+        task_id = engine.next_id()
+        args, kwargs, sources = take_inputs(function, pending.args, pending.kwargs)
+        options = pending.options
+        if sources and (options.retries or options.retry_on):
+            raise UsageError(f"retries: {pending.name!r} reads an iterator, which cannot be read twice; use retries=0")
+        common: dict[str, Any] = {
+            "id": task_id,
+            "name": pending.name,
+            "function": self.function(pending.fn, pending.name),
+            "payload": self.arguments(args, kwargs, pending.name),
+            "options": options,
+            "timeout_s": self._timeout_s(options),
+        }
+        future: Future[Any] = Future(lambda: engine.cancel(task_id), is_strict=is_strict)
+        feeds = tuple(
+            InputFeed(engine, task_id, lane, source, self._store.put, future) for lane, source in enumerate(sources)
+        )
+        task: Task
+        if is_generator(function):
+            head = TaskHead(common["function"].digest, Mode.STREAM, kind, len(sources), WINDOW)
+            stream: ResultStream[Any] = ResultStream(
+                lambda count: engine.send_stream(task_id, Kind.CREDIT, count.to_bytes(4, "little")),
+                lambda: engine.close_stream(task_id),
+                WINDOW,
+            )
+            task = _FedStreamTask(head=head, stream=weakref.ref(stream), feeds=feeds, **common)
+            future.settle(stream)
+        else:
+            head = TaskHead(common["function"].digest, Mode.CALL, kind, len(sources), 0)
+            made = _FedCallTask if feeds else CallTask
+            task = made(head=head, future=future, **({"feeds": feeds} if feeds else {}), **common)
+        engine.submit(task, pinned=pinned)
+        return future
+
+    def _gang(self, pending: PendingCompute[Any], *, nodes: tuple[int, ...] | None) -> Future[Any]:
+        engine, launch = self._engine, pending.fn.launch
+        if is_generator(pending.fn.fn):
+            raise UsageError(
+                f"{pending.name!r} is a generator function under an integration: ranks return values, they do not "
+                "stream; return the result, or print progress"
+            )
+        gang_id = engine.next_id()
+        function = self.function(pending.fn, pending.name)
+        options = pending.options
+        if options.timeout_s is None:
+            options = CallOptions(**{**_fields(options), "timeout_s": self._default_timeout_s})
+        gang = Gang(
+            id=gang_id,
+            name=pending.name,
+            launch=launch,
+            launch_bytes=_pickled_launch(launch),
+            function=function,
+            payload=self.arguments(pending.args, pending.kwargs, pending.name),
+            head=TaskHead(function.digest, Mode.CALL, _GANG, 0, 0),
+            options=options,
+            nodes=nodes,
+            ranks_per_node=self._ranks_per_node(launch),
+            future=Future(lambda: engine.cancel_gang(gang_id)),
+            restarts_left=options.retries,
+        )
+        engine.submit_gang(gang)
+        return gang.future
+
+    def _ranks_per_node(self, launch: Launch) -> int:
+        asked = launch.ranks_per_node
+        return max(1, self._engine.accelerators()) if asked == "auto" else asked
+
+    def _timeout_s(self, options: CallOptions) -> float | None:
+        return self._default_timeout_s if options.timeout_s is None else options.timeout_s
+
+    # Pickling -------------------------------------------------------------------------------------------------------
+
+    def function(self, function: Callable[..., Any], name: str) -> WireFunction:
+        """Raises ArgumentNotPicklable."""
+        try:
+            return self._functions.get(function)
+        except Exception as error:
+            raise ArgumentNotPicklable(
+                f"the function {name!r} cannot be sent: {type(error).__name__}: {error}; "
+                "something it uses from outside (a global, a closure) cannot be pickled: make it inside the function",
+                argument=name,
+            ) from error
+
+    def payload(self, value: Any) -> Encoded:
+        return encode(value, self._store.put)
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Encoded:
+        """Raises ArgumentNotPicklable, naming the argument."""
+        try:
+            return encode((args, kwargs), self._store.put)
+        except Exception as error:
+            which = self._unpicklable(args, kwargs)
+            raise ArgumentNotPicklable(
+                f"{name}(): {which} cannot be sent: {type(error).__name__}: {error}; "
+                "send plain data, arrays or paths, and open files, locks and connections inside the function",
+                argument=which,
+            ) from error
+
+    def _unpicklable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        named = [(f"argument {i + 1}", v) for i, v in enumerate(args)] + [(f"argument {k!r}", v) for k, v in kwargs.items()]
+        for which, value in named:
+            try:
+                encode(value, self._store.put)
+            except Exception:
+                return f"{which} (a {type(value).__qualname__})"
+        return "an argument"
+
+
+def _fields(options: CallOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in CallOptions.__dataclass_fields__}
+
+
+def _pickled_launch(launch: Launch) -> bytes:
+    try:
+        return pickle.dumps(launch)
+    except Exception as error:
+        names = ", ".join(i.name for i in launch.integrations)
+        raise ArgumentNotPicklable(
+            f"the options of the integration ({names}) cannot be sent: {type(error).__name__}: {error}"
+        ) from error

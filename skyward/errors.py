@@ -1,0 +1,209 @@
+"""Every error that skyward raises, split by who must act.
+
+    SkywardError
+    ├── UsageError                 you: the call or its arguments are wrong
+    │   ├── NoActivePool           `f() >> sky` without an open pool
+    │   ├── PoolClosed             the pool is not started, or already closed
+    │   ├── ArgumentNotPicklable   an argument or the function cannot travel
+    │   └── MissingDependency      an optional package is not installed
+    ├── ProviderError              the provider of machines
+    │   ├── NoCapacity             it has none of what was asked for
+    │   ├── AuthFailed             it refused the credentials
+    │   └── QuotaExceeded          the account may not have that much
+    ├── NodeError                  a machine, or the processes of ours on it
+    │   ├── NodeLost               the node went away with work on it
+    │   ├── SlotLost               the process that ran the call died
+    │   ├── Preempted              the provider took the machine back
+    │   └── Unreachable            the machine does not answer
+    ├── TaskError                  the user's code, when its own exception cannot be raised as itself
+    │   ├── RemoteError            its exception's class is unknown here, or cannot be pickled
+    │   ├── ResultNotPicklable     what it returned cannot travel back
+    │   ├── PayloadNotLoadable     the function or its arguments cannot be loaded on the node
+    │   ├── TaskExited             it called sys.exit()
+    │   ├── TaskTimeout            it ran longer than its timeout_s
+    │   ├── InteractiveInput       it called input() or breakpoint(): a task has no terminal
+    │   ├── InitializerFailed      the pool's initializer raised in the slot
+    │   └── RendezvousFailed       the ranks of a gang could not meet
+    └── InternalError              us: a bug, please report it
+
+The user's own exceptions are not in this tree: they are re-raised as themselves, with the remote traceback attached
+as a note. All of these can be pickled; `retryable` says whether the same call may succeed if it is made again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "ArgumentNotPicklable",
+    "AuthFailed",
+    "InitializerFailed",
+    "InteractiveInput",
+    "InternalError",
+    "MissingDependency",
+    "NoActivePool",
+    "NoCapacity",
+    "NodeError",
+    "NodeLost",
+    "PayloadNotLoadable",
+    "PoolClosed",
+    "Preempted",
+    "ProviderError",
+    "QuotaExceeded",
+    "RemoteError",
+    "RendezvousFailed",
+    "ResultNotPicklable",
+    "SkywardError",
+    "SlotLost",
+    "TaskError",
+    "TaskExited",
+    "TaskTimeout",
+    "Unreachable",
+    "UsageError",
+]
+
+
+class SkywardError(Exception):
+    """Root of every error that skyward itself raises.
+
+    Keyword arguments become attributes, so that a program reads fields instead of parsing the message.
+    """
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(fields)
+
+
+class UsageError(SkywardError, ValueError):
+    """The call is wrong as written; the message names the field, the value and what to do."""
+
+
+class NoActivePool(UsageError):
+    """`>> sky` found no open pool in this process."""
+
+
+class PoolClosed(UsageError):
+    """The pool is not started yet, or closed already."""
+
+
+class ArgumentNotPicklable(UsageError):
+    """The function or one of its arguments cannot be sent; `argument` names which."""
+
+    argument: str = ""
+
+
+class MissingDependency(UsageError, ImportError):
+    """An optional package is not installed here; the message names the extra that brings it."""
+
+
+class ProviderError(SkywardError):
+    """The provider of machines refused or failed."""
+
+
+class NoCapacity(ProviderError):
+    """The provider has no such machines now."""
+
+    retryable = True
+
+
+class AuthFailed(ProviderError):
+    """The provider refused the credentials."""
+
+
+class QuotaExceeded(ProviderError):
+    """The account's quota does not allow that many machines."""
+
+
+class NodeError(SkywardError):
+    """A node, or a process of ours on it, failed under the call.
+
+    Attributes: `node` (index in the pool, or None), `started` (True: the call had begun; False: it had not;
+    None: not known).
+    """
+
+    retryable = True
+    node: int | None = None
+    started: bool | None = None
+
+
+class NodeLost(NodeError):
+    """The node died or left with this call sent to it."""
+
+
+class SlotLost(NodeError):
+    """The process that ran the call died: a signal, `os._exit`, or the memory ran out.
+
+    Attributes: `signal` (number or None), `exit_code` (number or None).
+    """
+
+    signal: int | None = None
+    exit_code: int | None = None
+
+
+class Preempted(NodeError):
+    """The provider took the machine back."""
+
+
+class Unreachable(NodeError):
+    """The machine exists but does not answer."""
+
+
+class TaskError(SkywardError):
+    """The user's code failed in a way that its own exception cannot tell by itself.
+
+    Attributes: `node`, `task` (name of the call), `remote_traceback` (text).
+    """
+
+    node: int | None = None
+    task: str = ""
+    remote_traceback: str = ""
+
+
+class RemoteError(TaskError):
+    """The remote exception's class does not exist here, or the exception cannot be pickled.
+
+    Attributes: `exception_type` (qualified name), `exception_message`.
+    """
+
+    exception_type: str = ""
+    exception_message: str = ""
+
+
+class ResultNotPicklable(TaskError):
+    """The value that the function returned (or yielded) cannot be pickled."""
+
+
+class PayloadNotLoadable(TaskError):
+    """The function or its arguments could not be unpickled on the node; the message names what is missing there."""
+
+
+class TaskExited(TaskError):
+    """The function called `sys.exit()`; `code` is what it passed."""
+
+    code: object = None
+
+
+class TaskTimeout(TaskError, TimeoutError):
+    """The call ran longer than its `timeout_s` and was stopped."""
+
+    timeout_s: float = 0.0
+
+
+class InteractiveInput(TaskError, RuntimeError):
+    """The function asked for a terminal: `input()`, `breakpoint()` or reading `sys.stdin`."""
+
+
+class InitializerFailed(TaskError):
+    """The pool's `initializer` raised in this slot, so the call was not begun."""
+
+
+class RendezvousFailed(TaskError):
+    """The ranks of a gang could not meet at the head's port."""
+
+    retryable = True
+
+
+class InternalError(SkywardError):
+    """A bug in skyward."""

@@ -1,0 +1,1 @@
+"""Frameworks: placeholder until the registry is written."""

@@ -1,0 +1,68 @@
+"""What must stand in a process before the user's code is loaded there."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from .topology import Rank
+
+__all__ = ["Integration", "Launch", "RanksPerNode"]
+
+RanksPerNode = int | Literal["auto"]
+
+
+class Integration(Protocol):
+    """The node half of a framework's support: picklable without the framework, imported lazily on the node.
+
+    `environment` is applied in the rank before the user's payload is unpickled, so an import at the top of the
+    user's module already sees it; `session` is entered around the user's function, in the order of the decorators.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ranks_per_node(self) -> RanksPerNode:
+        """Processes on each node; "auto" is one for each accelerator, at least one."""
+        ...
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules that a node may import once, before ranks are forked. Importing them must start no thread."""
+        ...
+
+    def environment(self, rank: Rank) -> dict[str, str]: ...
+
+    def session(self, rank: Rank) -> AbstractContextManager[None]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How the processes of a call are made; plain data, applied first.
+
+    A call without integrations runs in a slot that lives as long as the pool; one with integrations runs as a gang:
+    new processes, one for each rank, started together and gone when the call ends.
+    """
+
+    integrations: tuple[Integration, ...] = ()
+
+    @property
+    def is_gang(self) -> bool:
+        return bool(self.integrations)
+
+    @property
+    def ranks_per_node(self) -> RanksPerNode:
+        """The largest number any integration asks for; "auto" wins over 1."""
+        asked = [i.ranks_per_node for i in self.integrations]
+        numbers = [n for n in asked if n != "auto"]
+        most = max(numbers, default=1)
+        return "auto" if "auto" in asked and most == 1 else most
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        names: dict[str, None] = {}
+        for integration in self.integrations:
+            names.update(dict.fromkeys(integration.preload))
+        return tuple(names)

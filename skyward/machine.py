@@ -1,0 +1,84 @@
+"""Machines as values: what a pool asks for, what a provider offers, what an engine gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from .accelerators import Accelerator
+from .allocation import AllocationStrategy
+from .image import DEFAULT_IMAGE, Image
+from .topology import Peer
+
+__all__ = ["LogLine", "LogSink", "Machine", "Machines", "Offer", "PoolSpec"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSpec:
+    """What a pool asks of its provider; see `ComputePool` for the fields. None: whatever there is."""
+
+    nodes: int = 1
+    concurrency: int = 1
+    executor: Literal["process", "thread"] = "process"
+    accelerator: Accelerator | None = None
+    vcpus: int | None = None
+    memory_gib: float | None = None
+    architecture: Literal["x86_64", "arm64"] | None = None
+    allocation: AllocationStrategy = "spot-if-available"
+    image: Image = DEFAULT_IMAGE
+    max_hourly_cost: float | None = None
+    cancel_grace_s: float = 3.0
+    provision_timeout_s: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A kind of machine that a provider can launch now. `price_usd_per_hour` is for one machine, 0 where it is yours."""
+
+    provider: str
+    instance_type: str
+    vcpus: int
+    memory_gib: float
+    accelerator: Accelerator | None = None
+    is_spot: bool = False
+    price_usd_per_hour: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A node with a running agent, reachable at a socket on this machine. `handle` is the provider's own."""
+
+    node: int
+    socket_path: str
+    folder: str
+    pid: int
+    """Of the local process that keeps it: the watchdog of a local node, the connection of a remote one."""
+    peer: Peer
+    slots: int
+    lease_s: float
+    interface: str = ""
+    handle: Any = field(default=None, compare=False, repr=False)
+
+
+class Machines(Protocol):
+    """The source of machines, as far as an engine needs it."""
+
+    def replace(self, node: int) -> Machine | None:
+        """Another machine in the place of a lost one; None: there will be none. May block; may raise."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of output. `stream` is "stdout" or "stderr"; `rank` is set in gangs; `task` is the call's name, empty
+    for what was written while no call ran."""
+
+    text: str
+    stream: str
+    node: int
+    rank: int | None
+    task: str
+
+
+LogSink = Callable[[LogLine], None]

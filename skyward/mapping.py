@@ -1,0 +1,269 @@
+"""`pool.map` and `pool.imap`: many calls of one function, in chunks of the right size.
+
+The size of a chunk is measured, not guessed: the first chunks are one call, later ones aim at `TARGET_NS` of work,
+grow at most `GROWTH`-fold at a time, and get smaller towards the end so that all slots end together. A chunk on a
+slot that dies is not lost as a whole: results that were sent stay, calls that had not begun are run elsewhere.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from .cluster.direct import DirectEngine
+from .cluster.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
+from .compute import CallOptions
+from .dispatch import Dispatch
+from .errors import ArgumentNotPicklable, UsageError
+from .slot.execute import RaisedItem
+from .wire.failures import decode_failure
+from .wire.tasks import Mode, TaskHead
+
+__all__ = ["Chunk", "MapRun", "check_chunk"]
+
+TARGET_NS = 25_000_000
+"""Nanoseconds of work in a chunk: long against a round trip, short against a progress bar's patience."""
+GROWTH = 64
+_MAX_ITEMS = 1 << 16
+_AHEAD = 2
+"""Chunks for each slot on their way: one that runs and one that waits behind it."""
+
+Chunk = int | Literal["auto"]
+
+
+def check_chunk(chunk: Chunk) -> None:
+    is_number = isinstance(chunk, int) and not isinstance(chunk, bool)
+    if not (chunk == "auto" or (is_number and chunk >= 1)):
+        raise UsageError(f"chunk: {chunk!r}; it is 'auto' or a number of calls >= 1")
+
+
+@dataclass(eq=False, kw_only=True)
+class _ChunkTask(Task):
+    """A chunk on its way. It tells the map's own thread, through the queue."""
+
+    first: int
+    items: list[Any]
+    events: queue.SimpleQueue[tuple[Any, ...]]
+    delivered: int = 0
+
+    def on_result(self, received: Received) -> None:
+        self.events.put(("done", self, received))
+
+    def on_part(self, received: Received) -> None:
+        self.events.put(("part", self, received))
+
+    def on_error(self, failed: TaskFailure) -> None:
+        self.events.put(("failed", self, failed))
+
+    def on_failed(self, error: BaseException) -> None:
+        self.events.put(("error", self, error))
+
+    def takes_loss(self, loss: Loss) -> bool:
+        self.events.put(("lost", self, loss))
+        return True
+
+
+class MapRun:
+    """One map. Iterate over `results()`; closing that generator cancels what is on its way."""
+
+    def __init__(
+        self,
+        *,
+        engine: DirectEngine,
+        dispatch: Dispatch,
+        function: WireFunction,
+        name: str,
+        options: CallOptions,
+        iterables: tuple[Iterable[Any], ...],
+        slots: int,
+        chunk: Chunk,
+        ordered: bool,
+        return_exceptions: bool,
+        is_lazy: bool,
+    ) -> None:
+        self._engine = engine
+        self._dispatch = dispatch
+        self._function = function
+        self._name = name
+        self._options = options
+        self._star = len(iterables) != 1
+        self._source: Iterator[Any] = zip(*iterables, strict=False) if self._star else iter(iterables[0])
+        self._left = _length(iterables)
+        self._slots = slots
+        self._chunk = chunk
+        self._ordered = ordered
+        self._return_exceptions = return_exceptions
+        self._is_lazy = is_lazy
+        self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._open: dict[int, _ChunkTask] = {}
+        self._item_ns: float | None = None
+        self._last_size = 1
+        self._next_index = 0
+        self._is_exhausted = False
+        self._retries: dict[int, int] = {}
+
+    def results(self) -> Iterator[Any]:
+        """Values in order (or as they come). Raises what the first failing call raised; the others are cancelled."""
+        waiting: dict[int, list[Any]] = {}
+        next_out = 0
+        try:
+            self._fill()
+            while self._open:
+                for start, values in self._handle(self._events.get()):
+                    if not self._ordered:
+                        yield from values
+                        continue
+                    waiting[start] = values
+                    while next_out in waiting:
+                        ready = waiting.pop(next_out)
+                        next_out += len(ready)
+                        yield from ready
+                self._fill()
+        finally:
+            for task_id in list(self._open):
+                self._engine.cancel(task_id)
+
+    # Sending --------------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Keep every slot busy with one chunk and one behind it; read no more of the input than that."""
+        while not self._is_exhausted and len(self._open) < self._limit():
+            items = list(islice(self._source, self._size()))
+            if not items:
+                self._is_exhausted = True
+                return
+            first, self._next_index = self._next_index, self._next_index + len(items)
+            if self._left is not None:
+                self._left -= len(items)
+            self._send(first, items)
+
+    def _limit(self) -> int:
+        # Until the first chunk came back nobody knows how long a call takes: one for each slot, and none behind it.
+        return self._slots * (_AHEAD if self._item_ns is not None or self._chunk != "auto" else 1)
+
+    def _size(self) -> int:
+        if self._chunk != "auto":
+            return self._chunk
+        if self._item_ns is None:
+            return 1
+        size = min(int(TARGET_NS / max(self._item_ns, 1.0)), self._last_size * GROWTH, _MAX_ITEMS)
+        if self._left is not None:
+            size = min(size, -(-self._left // (self._slots * _AHEAD)))
+        elif self._is_lazy:
+            size = min(size, 1024)
+        return max(1, size)
+
+    def _send(self, first: int, items: list[Any]) -> None:
+        try:
+            payload = self._dispatch.payload((items, self._star, self._return_exceptions))
+        except Exception as error:
+            raise ArgumentNotPicklable(
+                f"map: an item between {first} and {first + len(items) - 1} cannot be sent: "
+                f"{type(error).__name__}: {error}",
+                argument=f"item {first}..{first + len(items) - 1}",
+            ) from error
+        task = _ChunkTask(
+            id=self._engine.next_id(),
+            name=self._name,
+            head=TaskHead(self._function.digest, Mode.CHUNK, 0, 0, first & 0xFFFFFFFF),
+            function=self._function,
+            payload=payload,
+            options=_without_retries(self._options),
+            timeout_s=None if self._options.timeout_s is None else self._options.timeout_s * len(items),
+            first=first,
+            items=items,
+            events=self._events,
+        )
+        self._open[task.id] = task
+        self._engine.submit(task)
+
+    # Receiving ------------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: tuple[Any, ...]) -> list[tuple[int, list[Any]]]:
+        """(first index, values) of what came."""
+        what, task, said = event
+        if task.id not in self._open:
+            return []
+        if what == "part" or what == "done":
+            _, values = said.decode()
+            start = task.first + task.delivered
+            task.delivered += len(values)
+            if what == "done":
+                del self._open[task.id]
+                self._measure(said.elapsed_ns, len(task.items))
+            return [(start, self._decoded(values))] if values else []
+        del self._open[task.id]
+        if what == "lost":
+            return self._after_loss(task, said)
+        if what == "failed":
+            return self._after_failure(task, said)
+        raise said
+
+    def _measure(self, elapsed_ns: int, count: int) -> None:
+        each = elapsed_ns / count
+        self._item_ns = each if self._item_ns is None else 0.5 * (self._item_ns + each)
+        self._last_size = max(self._last_size, count)
+
+    def _decoded(self, values: list[Any]) -> list[Any]:
+        if not self._return_exceptions:
+            return values
+        return [self._exception(v) if type(v) is RaisedItem else v for v in values]
+
+    def _exception(self, raised: RaisedItem) -> BaseException:
+        import pickle
+
+        failure = pickle.loads(raised.failure)
+        return decode_failure(failure, where=f"map of {self._name!r}", node=None, task=self._name)
+
+    def _after_failure(self, task: _ChunkTask, failed: TaskFailure) -> list[tuple[int, list[Any]]]:
+        error = failed.error()
+        index = failed.failure.index
+        if index is not None and isinstance(error, self._options.retry_on) and self._may_retry(index):
+            self._resend(task, task.first + task.delivered)
+            return []
+        raise error
+
+    def _after_loss(self, task: _ChunkTask, loss: Loss) -> list[tuple[int, list[Any]]]:
+        """What was delivered stays; what had not begun runs again; what had begun is lost, unless it may run again."""
+        first = task.first + task.delivered
+        if loss.is_node:
+            begun = len(task.items) if loss.started is not False else 0
+        else:
+            begun = loss.index + 1 if loss.started and loss.index is not None else 0
+        lost = range(first, min(task.first + begun, task.first + len(task.items)))
+        if not lost or all([self._may_retry(index) for index in lost]):
+            self._resend(task, first)
+            return []
+        error = loss_error(loss, self._name)
+        if not self._return_exceptions:
+            raise error
+        if lost.stop < task.first + len(task.items):
+            self._resend(task, lost.stop)
+        return [(first, [error] * len(lost))]
+
+    def _may_retry(self, index: int) -> bool:
+        used = self._retries.get(index, 0)
+        self._retries[index] = used + 1
+        return used < self._options.retries
+
+    def _resend(self, task: _ChunkTask, first: int) -> None:
+        items = task.items[first - task.first :]
+        if items:
+            self._send(first, items)
+
+
+def _without_retries(options: CallOptions) -> CallOptions:
+    """A map counts retries for each call, not for each chunk."""
+    return CallOptions(name=options.name)
+
+
+def _length(iterables: tuple[Iterable[Any], ...]) -> int | None:
+    try:
+        return min(len(i) for i in iterables)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+

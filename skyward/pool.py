@@ -1,0 +1,575 @@
+"""The pool: a provider's machines and an engine, for the length of a `with` block."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import sys
+import threading
+import tomllib
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeVar
+
+import cloudpickle
+
+from .accelerators import Accelerator
+from .allocation import AllocationStrategy, validate_allocation
+from .cluster.direct import DirectEngine
+from .cluster.future import Future
+from .cluster.keeper import Keeper
+from .cluster.link import connect
+from .compute import (
+    CallOptions,
+    ComputeFunction,
+    PendingCompute,
+    PendingComputeGroup,
+    pop_active,
+    push_active,
+)
+from .dispatch import Dispatch
+from .errors import ArgumentNotPicklable, PoolClosed, UsageError
+from .executor import PoolExecutor
+from .image import DEFAULT_IMAGE, Image
+from .logs import printer
+from .machine import LogSink, Machine, Offer, PoolSpec
+from .mapping import Chunk, MapRun, check_chunk
+from .providers import load
+from .providers.base import Provider
+from .wire.frames import INLINE_LIMIT, Kind, pack
+
+__all__ = ["ComputePool"]
+
+T = TypeVar("T")
+
+_ALIASES = {
+    "memory_gb": "memory_gib",
+    "logging": "logs",
+    "default_compute_timeout": "default_timeout_s",
+    "provision_timeout": "provision_timeout_s",
+}
+_REFUSED = {
+    "ttl": "leases replace it: nodes end when the `with` block or this process ends, and never by the clock, "
+    "so a ten-hour run lives and a forgotten machine dies in minutes",
+}
+_MAX_REPLACEMENTS = 16
+
+
+class ComputePool:
+    """Machines to send calls to, made when the block is entered and gone when it is left.
+
+    Leaving the block waits for calls that are still open; leaving it by an exception (Ctrl-C too) cancels them. If
+    this process dies, however it dies, its nodes end within `lease_s`. Thread-safe; several pools may be open at once.
+    Instead of `with`, `start()` and `close()` may be used (a notebook: open in one cell, use in others).
+
+    Args:
+        provider: where machines come from: `sky.Local()`.
+        nodes: number of nodes, >= 1.
+        concurrency: slots on each node, >= 1: so many plain calls run there at once.
+        accelerator: of each node: a name ("A100") or a value of `sky.accelerators`; None: none is asked for.
+        vcpus, memory_gib, architecture: of each node, at least; None: whatever there is.
+        allocation: "spot", "on-demand", "spot-if-available" or "cheapest".
+        image: what is installed and set on the nodes.
+        executor: "process": a process for each slot. "thread": the slots of a node are threads of one process; they
+            share its memory and its GIL, a running call cannot be killed, and C-level output is tagged by node only.
+        logs: True prints the calls' output here as it comes, each line with its node; False drops it; a function is
+            called with each `LogLine` (by a thread of ours: it must not call the pool).
+        initializer, initargs: run once in each process before its first call.
+        default_timeout_s: for calls that set no `timeout_s`; None: no limit.
+        max_inflight: calls of a map on their way at once; None: two for each slot.
+        max_hourly_cost: USD per hour for the whole pool at most; None: no limit.
+        cancel_grace_s: seconds between the SIGINT and the SIGKILL of a call that is cancelled, >= 0.
+        provision_timeout_s: seconds that machines may take to come up, > 0.
+
+    Raises:
+        UsageError: a field is out of its range; the message names it.
+        ProviderError: on entering, when the machines cannot be had.
+
+    Example:
+        >>> import skyward as sky
+        >>> @sky.compute
+        ... def double(x: int) -> int:
+        ...     return 2 * x
+        >>> with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
+        ...     double(21) >> pool
+        42
+    """
+
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        nodes: int = 1,
+        concurrency: int = 1,
+        accelerator: str | Accelerator | None = None,
+        vcpus: int | None = None,
+        memory_gib: float | None = None,
+        architecture: Literal["x86_64", "arm64"] | None = None,
+        allocation: AllocationStrategy = "spot-if-available",
+        image: Image | None = None,
+        executor: Literal["process", "thread"] = "process",
+        logs: bool | LogSink = True,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        default_timeout_s: float | None = None,
+        max_inflight: int | None = None,
+        max_hourly_cost: float | None = None,
+        cancel_grace_s: float = 3.0,
+        provision_timeout_s: float = 300.0,
+        **aliases: Any,
+    ) -> None:
+        if aliases:
+            given = {k: v for k, v in locals().items() if k not in ("self", "provider", "aliases", "__class__")}
+            self.__init__(provider, **{**given, **_translated(aliases)})  # type: ignore[misc]
+            return
+        _check_count("nodes", nodes)
+        _check_count("concurrency", concurrency)
+        _check_choice("executor", executor, ("process", "thread"))
+        _check_choice("architecture", architecture, (None, "x86_64", "arm64"))
+        if max_inflight is not None:
+            _check_count("max_inflight", max_inflight)
+        _check_positive("default_timeout_s", default_timeout_s)
+        _check_positive("provision_timeout_s", provision_timeout_s)
+        if not hasattr(provider, "launch"):
+            raise UsageError(f"provider: {provider!r} is not a provider; give sky.Local(), for example")
+        if initializer is not None and not callable(initializer):
+            raise UsageError(f"initializer: {initializer!r} is not a function")
+        if cancel_grace_s < 0:
+            raise UsageError(f"cancel_grace_s: {cancel_grace_s!r}; it is a number of seconds >= 0")
+        validate_allocation(allocation)
+        self.provider = provider
+        self.nodes = nodes
+        self.concurrency = concurrency
+        self._max_inflight = max_inflight
+        self._default_timeout_s = default_timeout_s
+        self._spec = PoolSpec(
+            nodes=nodes,
+            concurrency=concurrency,
+            executor=executor,
+            accelerator=Accelerator.from_name(accelerator) if isinstance(accelerator, str) else accelerator,
+            vcpus=vcpus,
+            memory_gib=memory_gib,
+            architecture=architecture,
+            allocation=allocation,
+            image=image or DEFAULT_IMAGE,
+            max_hourly_cost=max_hourly_cost,
+            cancel_grace_s=cancel_grace_s,
+            provision_timeout_s=provision_timeout_s,
+        )
+        self._sink: LogSink | None = printer() if logs is True else logs if callable(logs) else None
+        self._initializer = None if initializer is None else (initializer, initargs)
+        self._name = f"pool-{uuid.uuid4().hex[:8]}"
+        self._lock = threading.Lock()
+        self._engine: DirectEngine | None = None
+        self._dispatch: Dispatch | None = None
+        self._offer: Offer | None = None
+        self._machines: dict[int, Machine] = {}
+        self._replacements = 0
+        self._owner = os.getpid()
+
+    @classmethod
+    def named(cls, name: str, **overrides: Any) -> ComputePool:
+        """The pool of that name in `skyward.toml` here, on top of `~/.skyward/defaults.toml`.
+
+        Raises UsageError when there is no such pool.
+        """
+        config = _merged(_toml("~/.skyward/defaults.toml"), _toml("skyward.toml"))
+        pools = config.get("pools", {})
+        if name not in pools:
+            known = ", ".join(sorted(pools)) or "none"
+            raise UsageError(f"pool {name!r} is in neither ./skyward.toml nor ~/.skyward/defaults.toml; there: {known}")
+        fields = dict(pools[name])
+        provider = dict(config.get("providers", {}).get(fields.get("provider", ""), {"type": fields.get("provider")}))
+        fields["provider"] = load(str(provider.pop("type")))(**provider)
+        if "image" in fields:
+            fields["image"] = Image(**fields["image"])
+        return cls(**{**fields, **overrides})
+
+    Named = named
+
+    # Life -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether calls can be sent now."""
+        return self._engine is not None and self._owner == os.getpid()
+
+    @property
+    def total_slots(self) -> int:
+        """nodes x concurrency."""
+        return self.nodes * self.concurrency
+
+    def start(self) -> ComputePool:
+        """Make the machines and connect to them; what fails, or is interrupted, leaves nothing behind."""
+        with self._lock:
+            if self._engine is not None:
+                raise UsageError(f"{self!r} is open already")
+            self._warn_unused()
+            engine = DirectEngine(
+                self._name,
+                cancel_grace_s=self._spec.cancel_grace_s,
+                logs=self._sink,
+                initializer=_pickled_initializer(self._initializer),
+            )
+            self._owner = os.getpid()
+            try:
+                self._offer = self.provider.offers(self._spec)[0]
+                machines = self.provider.launch(self._spec, self._offer, self._name, list(range(self.nodes)))
+                self._machines = {machine.node: machine for machine in machines}
+                for machine in machines:
+                    Keeper.of_this_process().watch(machine)
+                engine.start(machines, self)
+            except BaseException:  # Ctrl-C too
+                self._tear_down(engine)
+                raise
+            self._engine = engine
+            self._dispatch = Dispatch(engine, self._default_timeout_s)
+        push_active(self)
+        return self
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""
+        if self._engine is None:
+            return
+        try:
+            if not cancel and self.is_active:
+                self._engine.wait_idle()
+        finally:
+            pop_active(self)
+            with self._lock:
+                engine, self._engine = self._engine, None
+                dispatch, self._dispatch = self._dispatch, None
+                if engine is not None:
+                    self._tear_down(engine)
+                if dispatch is not None:
+                    dispatch.close()
+
+    def _tear_down(self, engine: DirectEngine) -> None:
+        if self._owner != os.getpid():
+            return  # a fork of the client: the machines are the parent's
+        machines = list(self._machines.values())
+        self._machines.clear()
+        try:
+            engine.close()
+            for machine in machines:
+                if not engine.was_started:
+                    _ask_to_end(machine)
+            self.provider.terminate(machines)
+        finally:
+            for machine in machines:
+                Keeper.of_this_process().forget(machine)
+
+    def __enter__(self) -> ComputePool:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(cancel=kind is not None)
+
+    def __del__(self) -> None:
+        if getattr(self, "_engine", None) is not None and self._owner == os.getpid() and not sys.is_finalizing():
+            warnings.warn(f"{self!r} was never closed; use `with`, or call close()", ResourceWarning, stacklevel=2)
+            with contextlib.suppress(Exception):
+                self.close(cancel=True)
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_active else "closed"
+        return f"<ComputePool {self._name} {self.provider!r} nodes={self.nodes} concurrency={self.concurrency} {state}>"
+
+    def replace(self, node: int) -> Machine | None:
+        """For the engine: another machine in the place of one that was lost."""
+        old = self._machines.get(node)
+        if old is not None:
+            self.provider.terminate([old])
+            Keeper.of_this_process().forget(old)
+        self._replacements += 1
+        if self._engine is None or self._offer is None or self._replacements > _MAX_REPLACEMENTS:
+            return None
+        (machine,) = self.provider.launch(self._spec, self._offer, self._name, [node])
+        Keeper.of_this_process().watch(machine)
+        with self._lock:
+            if self._engine is not None:
+                self._machines[node] = machine
+                return machine
+        self.provider.terminate([machine])
+        return None
+
+    def _warn_unused(self) -> None:
+        unused = self._spec.image.unused_fields(self.provider.acts_on_image)
+        if unused:
+            warnings.warn(
+                f"Image: {', '.join(unused)} has no effect with {self.provider!r}: its nodes use this environment; "
+                "install there what the calls need",
+                stacklevel=4,
+            )
+
+    def _running(self) -> tuple[DirectEngine, Dispatch]:
+        engine, dispatch = self._engine, self._dispatch
+        if engine is None or dispatch is None or not self.is_active:
+            raise PoolClosed(f"{self!r}: calls go to an open pool; use it inside its `with` block, or call start()")
+        return engine, dispatch
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    def run(self, pending: PendingCompute[T]) -> T:
+        """Run the call on one node and wait for its value: `pending >> pool`.
+
+        A generator function gives an iterator of what it yields. Ctrl-C stops the call.
+
+        Raises:
+            Whatever the function raised, as itself; NodeLost, SlotLost, TaskTimeout, TaskError.
+        """
+        return _value(self.submit(pending))
+
+    def submit(self, pending: PendingCompute[T]) -> Future[T]:
+        """Run the call on one node; a future of its value: `pending > pool`."""
+        return self._running()[1].on_one_node(pending)
+
+    def _submit_strict(self, pending: PendingCompute[T]) -> Future[T]:
+        return self._running()[1].on_one_node(pending, is_strict=True)
+
+    def broadcast(self, pending: PendingCompute[T]) -> list[T]:
+        """Run the call on every node and wait for all: values in the order of the nodes: `pending @ pool`.
+
+        Under an integration the nodes form a gang, and a node's value is that of its first rank. If one call fails
+        the others are stopped.
+        """
+        futures = self._running()[1].on_all_nodes(pending)
+        if pending.fn.launch.is_gang:
+            values: list[T] = _value(futures[0])
+            return values
+        return _values(futures)
+
+    def run_group(self, group: PendingComputeGroup) -> Any:
+        """Run the calls in parallel: a tuple of values, or an iterator if the group streams."""
+        futures = [self.submit(pending) for pending in group]
+        if group.stream:
+            return _streamed(futures, ordered=group.ordered)
+        return tuple(_values(futures))
+
+    def submit_group(self, group: PendingComputeGroup) -> Future[tuple[Any, ...]]:
+        """A future of the tuple of values. Cancelling it cancels all calls."""
+        futures = [self.submit(pending) for pending in group]
+        return _joined(futures)
+
+    async def run_async(self, pending: PendingCompute[T] | PendingComputeGroup) -> Any:
+        """`run` for asyncio: the event loop goes on meanwhile, and cancelling the await stops the call."""
+        future: Future[Any]
+        if isinstance(pending, PendingComputeGroup):
+            future = self.submit_group(pending)
+        else:
+            future = self.submit(pending)
+        return await asyncio.wrap_future(future)
+
+    def map(
+        self,
+        fn: Callable[..., T] | ComputeFunction[..., T],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> list[T]:
+        """`[fn(*args) for args in zip(*iterables)]` on all slots.
+
+        Args:
+            fn: a plain or a @compute function; the options of the latter hold for each call.
+            chunk: calls that are sent together; "auto" measures how long they take and chooses.
+            ordered: values in the order of the input; False: as they come.
+            return_exceptions: a call that raises has its exception in the place of its value. Otherwise the first
+                error is raised and the other calls are cancelled. An error of the input is always raised.
+        """
+        return list(self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False))
+
+    def imap(
+        self,
+        fn: Callable[..., T] | ComputeFunction[..., T],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> Iterator[T]:
+        """`map` as an iterator: the input is read as results are consumed, so it may be endless.
+
+        Closing the iterator (or dropping it) cancels what is on its way.
+        """
+        return self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=True)
+
+    def _map(
+        self,
+        fn: Callable[..., T],
+        iterables: tuple[Iterable[Any], ...],
+        chunk: Chunk,
+        ordered: bool,
+        return_exceptions: bool,
+        *,
+        is_lazy: bool,
+    ) -> Iterator[T]:
+        engine, dispatch = self._running()
+        check_chunk(chunk)
+        if not iterables:
+            raise UsageError("map: give at least one iterable of arguments")
+        if not callable(fn):
+            raise UsageError(f"map: {fn!r} is not a function")
+        function = fn if isinstance(fn, ComputeFunction) else None
+        if function is not None and function.launch.is_gang:
+            raise UsageError(f"map: {function!r} is under an integration, which makes a gang; use `@ pool` for those")
+        options = function.options if function is not None else CallOptions()
+        name = options.name or getattr(function.fn if function else fn, "__name__", type(fn).__name__)
+        return MapRun(
+            engine=engine,
+            dispatch=dispatch,
+            function=dispatch.function(fn, name),
+            name=name,
+            options=options,
+            iterables=iterables,
+            slots=self.total_slots,
+            chunk=chunk,
+            ordered=ordered,
+            return_exceptions=return_exceptions,
+            is_lazy=is_lazy,
+        ).results()
+
+    def executor(self) -> PoolExecutor:
+        """A standard `concurrent.futures.Executor` on this pool."""
+        self._running()
+        return PoolExecutor(self)
+
+
+def _value(future: Future[T]) -> T:
+    """Wait for the value; whatever interrupts the wait (Ctrl-C) stops the call."""
+    try:
+        return future.result()
+    finally:
+        if not future.done():
+            future.cancel()
+        del future
+
+
+def _values(futures: list[Future[T]]) -> list[T]:
+    """All values in order; the first error, by time, stops the others and is raised."""
+    try:
+        concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+        for future in futures:
+            if future.done() and not future.cancelled():
+                error = future.exception()
+                if error is not None:
+                    raise error
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            if not future.done():
+                future.cancel()
+        del futures
+
+
+def _streamed(futures: list[Future[T]], *, ordered: bool) -> Iterator[T]:
+    """Values as they come; leaving early, or an error, stops the others."""
+    try:
+        for future in futures if ordered else concurrent.futures.as_completed(futures):
+            yield future.result()
+    finally:
+        for future in futures:
+            if not future.done():
+                future.cancel()
+
+
+def _joined(futures: list[Future[Any]]) -> Future[tuple[Any, ...]]:
+    def stop() -> None:
+        for future in futures:
+            future.cancel()
+
+    joined: Future[tuple[Any, ...]] = Future(stop)
+    left = len(futures)
+    lock = threading.Lock()
+
+    def one_done(future: concurrent.futures.Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if future.cancelled():
+            joined.cancel()
+        elif (error := future.exception()) is not None:
+            joined.settle_error(error)
+            stop()
+        elif is_last:
+            joined.settle(tuple(f.result() for f in futures))
+
+    if not futures:
+        joined.settle(())
+    for future in futures:
+        future.add_done_callback(one_done)
+    return joined
+
+
+def _translated(aliases: dict[str, Any]) -> dict[str, Any]:
+    for name in aliases:
+        if name in _REFUSED:
+            raise UsageError(f"{name}: not an option; {_REFUSED[name]}")
+        if name not in _ALIASES:
+            raise UsageError(f"{name}: not an option of ComputePool; see help(sky.ComputePool)")
+    return {_ALIASES[name]: value for name, value in aliases.items()}
+
+
+def _check_count(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{field}: {value!r}; it is a whole number >= 1")
+
+
+def _check_positive(field: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise UsageError(f"{field}: {value!r}; it is a number of seconds > 0")
+
+
+def _check_choice(field: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{field}: {value!r}; it is one of {', '.join(repr(c) for c in choices)}")
+
+
+def _pickled_initializer(initializer: tuple[Callable[..., object], tuple[Any, ...]] | None) -> bytes | None:
+    if initializer is None:
+        return None
+    function, args = initializer
+    if isinstance(function, ComputeFunction):
+        function = function.fn
+    try:
+        data: bytes = cloudpickle.dumps((function, args))
+    except Exception as error:
+        raise ArgumentNotPicklable(
+            f"initializer: it or its initargs cannot be sent: {type(error).__name__}: {error}", argument="initializer"
+        ) from error
+    if len(data) > INLINE_LIMIT:
+        raise UsageError(
+            f"initializer: it and its initargs are {len(data)} bytes; the limit is {INLINE_LIMIT}. "
+            "Load large things inside it, or with sky.once in the calls"
+        )
+    return data
+
+
+def _ask_to_end(machine: Machine) -> None:
+    """A node whose engine never started: nobody has told it to end."""
+    with contextlib.suppress(Exception):  # terminate kills what does not listen
+        sock, _ = connect(machine.socket_path, role="client", pool="", timeout_s=1)
+        with sock:
+            sock.sendall(pack(Kind.SHUTDOWN))
+
+
+def _toml(path: str) -> dict[str, Any]:
+    try:
+        with open(os.path.expanduser(path), "rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
+

@@ -1,0 +1,28 @@
+"""Where machines come from. One file and one line here for each provider; each is imported when first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ..errors import MissingDependency, UsageError
+from .base import Provider
+
+__all__ = ["PROVIDERS", "load"]
+
+PROVIDERS: dict[str, str] = {
+    "local": "skyward.providers.local:Local",
+}
+"""Name -> where the class is."""
+
+
+def load(name: str) -> type[Provider]:
+    """The provider class of that name. Raises UsageError for an unknown one, MissingDependency naming the extra."""
+    try:
+        module, _, attribute = PROVIDERS[name].partition(":")
+    except KeyError:
+        raise UsageError(f"provider: {name!r} is not known; there are {', '.join(sorted(PROVIDERS))}") from None
+    try:
+        found: type[Provider] = getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise MissingDependency(f"provider {name!r} needs `pip install skyward[{name}]`: {error}") from error
+    return found

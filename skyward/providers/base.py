@@ -1,0 +1,40 @@
+"""The seam of a provider: offers, a plan, machines made and ended."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+from ..machine import Machine, Offer, PoolSpec
+
+__all__ = ["Provider"]
+
+
+class Provider(Protocol):
+    """A value that makes machines for a pool. Every fact about it is on its class.
+
+    A provider holds no state of a pool: what it made is in the machines' handles. `launch` either returns machines
+    whose agents run, or ends what it had begun and raises; `terminate` returns when they are gone and raises naming
+    those that are not. Both may be called by several threads for different pools.
+    """
+
+    name: ClassVar[str]
+    extra: ClassVar[str]
+    """The extra of this package that it needs; empty: none."""
+    acts_on_image: ClassVar[frozenset[str]]
+    """The fields of an Image that it carries out; a pool warns about others that are given."""
+
+    def offers(self, spec: PoolSpec) -> list[Offer]:
+        """What would fit, cheapest first. Raises NoCapacity if nothing does."""
+        ...
+
+    def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[Any]:
+        """Exactly what `launch` would ask for, without asking for it: one entry for each node."""
+        ...
+
+    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
+        """Make the nodes with these indices. Raises ProviderError."""
+        ...
+
+    def terminate(self, machines: list[Machine]) -> None:
+        """End them and wait until they are gone; those that have ended are no error. Idempotent."""
+        ...

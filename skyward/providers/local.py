@@ -1,0 +1,206 @@
+"""This machine as a provider: each node is an agent process of its own, with the same frames as a remote node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..agent.main import SOCKET_NAME
+from ..agent.watchdog import processes_below
+from ..errors import NoCapacity, ProviderError
+from ..image import LOCAL_FIELDS
+from ..machine import Machine, Offer, PoolSpec
+from ..topology import Peer
+from ..wire.tasks import NodeConfig
+
+__all__ = ["Local", "collect_garbage"]
+
+_START_LIMIT_S = 30.0
+_END_LIMIT_S = 5.0
+_ADDRESS = "127.0.0.1"
+_PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_BOOT = """
+import sys
+sys.path[:] = sys.argv[1:]
+from skyward.agent.main import main
+sys.exit(main())
+"""
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """Nodes on this machine.
+
+    A task sees: the working folder of this process, its `sys.path`, its environment with `Image.env` on top, and
+    nothing on standard input. Scratch space is `tempfile` as usual. Numeric libraries get `cores // slots` threads
+    unless OMP_NUM_THREADS and its like are set. Of an image only `env` and `includes` act: the packages are those of
+    this environment.
+
+    Example:
+        >>> Local()
+        Local(lease_s=5.0)
+    """
+
+    name: ClassVar[str] = "local"
+    extra: ClassVar[str] = ""
+    acts_on_image: ClassVar[frozenset[str]] = frozenset(LOCAL_FIELDS)
+
+    lease_s: float = 5.0
+    """Seconds after which a node ends by itself when the client and its keeper are gone; > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.lease_s > 0:
+            raise ProviderError(f"Local.lease_s: {self.lease_s!r}; it is a number of seconds > 0")
+
+    def offers(self, spec: PoolSpec) -> list[Offer]:
+        cores = os.cpu_count() or 1
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        if spec.vcpus is not None and spec.vcpus > cores:
+            raise NoCapacity(f"local: vcpus={spec.vcpus}, but this machine has {cores} cores")
+        if spec.memory_gib is not None and spec.memory_gib > memory:
+            raise NoCapacity(f"local: memory_gib={spec.memory_gib:g}, but this machine has {memory:.1f}")
+        return [Offer(provider="local", instance_type="this machine", vcpus=cores, memory_gib=memory)]
+
+    def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[NodeConfig]:
+        return [self._config(spec, pool, node) for node in range(spec.nodes)]
+
+    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
+        configs = [self._config(spec, pool, node) for node in nodes]
+        started: list[tuple[NodeConfig, subprocess.Popen[bytes]]] = []
+        try:
+            for config in configs:
+                started.append((config, _start(config)))  # all of them before waiting for any
+            return [_ready(config, process, self.lease_s) for config, process in started]
+        except BaseException:  # Ctrl-C too: nothing of ours stays
+            for config, process in started:
+                _kill(process)
+                shutil.rmtree(config.folder, ignore_errors=True)
+            raise
+
+    def terminate(self, machines: list[Machine]) -> None:
+        deadline = time.monotonic() + _END_LIMIT_S
+        for machine in machines:
+            process: subprocess.Popen[bytes] = machine.handle
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _kill(process)
+            shutil.rmtree(machine.folder, ignore_errors=True)
+
+    def _config(self, spec: PoolSpec, pool: str, node: int) -> NodeConfig:
+        slots = spec.nodes * spec.concurrency
+        env = {**os.environ, **spec.image.env}
+        threads = max(1, (os.cpu_count() or 1) // slots)
+        for variable in _THREAD_VARIABLES:
+            env.setdefault(variable, str(threads))
+        includes = [os.path.abspath(os.path.expanduser(path)) for path in spec.image.includes]
+        path = [os.path.abspath(p) for p in [*includes, *sys.path, _PACKAGE_ROOT]]
+        return NodeConfig(
+            pool=pool,
+            node=node,
+            folder=os.path.join(_runtime_folder(), f"{pool}-{node}-{os.urandom(3).hex()}"),
+            slots=spec.concurrency,
+            executor=spec.executor,
+            python=sys.executable,
+            path=tuple(dict.fromkeys(path)),
+            cwd=os.getcwd(),
+            env=tuple(env.items()),
+            address=_ADDRESS,
+            interface="lo",
+            lease_s=self.lease_s,
+            cancel_grace_s=spec.cancel_grace_s,
+            threads_per_slot=threads,
+            machine_slots=slots,
+        )
+
+
+def _runtime_folder() -> str:
+    """Short, local to the machine and this user's alone: a socket's path has 108 bytes at most."""
+    folder = os.path.join(tempfile.gettempdir(), f"skyward-{os.getuid()}")
+    if len(folder) > 60:  # TMPDIR can be anything
+        folder = f"/tmp/skyward-{os.getuid()}"
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.stat(folder).st_uid != os.getuid():
+        raise ProviderError(f"local: {folder} belongs to another user; set TMPDIR to a folder of your own")
+    return folder
+
+
+def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
+    # No site: an agent needs nothing of the user's, and starts in a third of the time.
+    process = subprocess.Popen(
+        [config.python, "-S", "-E", "-s", "-c", _BOOT, *config.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died; `_ready` says how
+        process.stdin.write(pickle.dumps(config))
+        process.stdin.close()
+    return process
+
+
+def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float) -> Machine:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], _START_LIMIT_S)
+    line = process.stdout.readline() if readable else b""
+    process.stdout.close()
+    if not line:
+        code = process.poll()
+        why = f"exited with code {code}" if code is not None else f"said nothing for {_START_LIMIT_S:.0f} s"
+        raise ProviderError(f"local: the agent of node {config.node} {why}; what it printed is above")
+    return Machine(
+        node=config.node,
+        socket_path=os.path.join(config.folder, SOCKET_NAME),
+        folder=config.folder,
+        pid=process.pid,
+        peer=Peer(node=config.node, private_ip=_ADDRESS),
+        slots=config.slots,
+        lease_s=lease_s,
+        interface=config.interface,
+        handle=process,
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """A watchdog that does not end: kill what is below it too, for it can no longer do so itself."""
+    below = processes_below(process.pid)
+    process.kill()
+    for pid in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def collect_garbage() -> list[str]:
+    """Remove what dead pools of this user left on this machine; says what it was. Live pools are not touched."""
+    found: list[str] = []
+    folder = _runtime_folder()
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if not _answers(os.path.join(path, SOCKET_NAME)):
+            shutil.rmtree(path, ignore_errors=True)
+            found.append(path)
+    return found
+
+
+def _answers(socket_path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2)
+        try:
+            probe.connect(socket_path)
+        except OSError:
+            return False
+    return True

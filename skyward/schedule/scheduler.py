@@ -1,0 +1,347 @@
+"""Places tasks on nodes.
+
+    submit ──> queued ──Send──> sent ──finished──> gone
+                 ^                │
+                 └── returned ────┤  recalled before it began, or lost and worth another run
+                                  └── failed ──> gone
+
+A node runs as many tasks as it has slots. While tasks are short a node is also sent a few in advance, so that a slot
+never waits for the network; those are recalled when another node falls idle. A gang starts only when all its nodes
+have room for its ranks at once; from the moment it is first in the queue nothing new goes to those nodes, so it
+cannot starve. The owner feeds events and carries out the actions; every method is called under the owner's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+__all__ = ["Action", "FailGang", "FailTask", "Recall", "Scheduler", "Send", "StartGang"]
+
+SHORT_TASK_NS = 20_000_000
+"""Nanoseconds. Tasks whose running mean is below this are sent in advance: a round trip is then a notable part."""
+_MEAN_WEIGHT = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    task: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    task: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailTask:
+    """The task cannot be run (again). `started`: True, False, or None where nobody knows."""
+
+    task: int
+    node: int | None
+    started: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartGang:
+    gang: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailGang:
+    """A gang that has not started can never start: it needs nodes that are gone."""
+
+    gang: int
+    node: int | None
+
+
+Action = Send | Recall | FailTask | StartGang | FailGang
+
+
+@dataclass(slots=True)
+class _Task:
+    id: int
+    pinned: int | None
+    retries: int
+    node: int | None = None
+    is_recalled: bool = False
+
+
+@dataclass(slots=True)
+class _Gang:
+    id: int
+    nodes: tuple[int, ...] | None  # None: any one node
+    places: int  # on each node
+
+
+@dataclass(slots=True)
+class _Node:
+    id: int
+    slots: int
+    is_up: bool = True
+    sent: dict[int, None] = field(default_factory=dict)  # tasks, in the order they were sent
+    gang_places: int = 0
+
+    @property
+    def load(self) -> int:
+        return len(self.sent) + self.gang_places
+
+    def has_room_for(self, places: int) -> bool:
+        # A gang may be larger than the node has slots: it then takes the whole node.
+        return self.load + min(places, self.slots) <= self.slots
+
+
+class Scheduler:
+    """See the module. `slots` of node i are given when it comes up."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, _Node] = {}
+        self._tasks: dict[int, _Task] = {}
+        self._queue: deque[_Task | _Gang] = deque()
+        self._gangs: dict[int, tuple[tuple[int, ...], int]] = {}
+        self._mean_ns = float(SHORT_TASK_NS)
+        self._turn = 0
+
+    # Events ---------------------------------------------------------------------------------------------------------
+
+    def node_up(self, node: int, slots: int) -> list[Action]:
+        self._nodes[node] = _Node(node, slots)
+        return self._place()
+
+    def node_lost(self, node: int, *, will_return: bool) -> list[Action]:
+        """The node is gone, and with it what was sent. `will_return`: another takes its number soon."""
+        lost = self._nodes.get(node)
+        if lost is None:
+            return []
+        actions: list[Action] = []
+        for task_id in lost.sent:
+            task = self._tasks[task_id]
+            if task.retries > 0:
+                task.retries -= 1
+                self._return(task)
+            else:
+                del self._tasks[task_id]
+                actions.append(FailTask(task_id, node, None))
+        lost.sent.clear()
+        lost.gang_places = 0
+        lost.is_up = False
+        if not will_return:
+            del self._nodes[node]
+            actions += self._fail_unplaceable(node)
+        return actions + self._place()
+
+    def submit(self, task: int, *, pinned: int | None = None, retries: int = 0) -> list[Action]:
+        made = _Task(task, pinned, retries)
+        self._tasks[task] = made
+        if not self._nodes or (pinned is not None and pinned not in self._nodes):
+            del self._tasks[task]
+            return [FailTask(task, pinned, False)]
+        self._queue.append(made)
+        return self._place()
+
+    def submit_gang(self, gang: int, *, nodes: tuple[int, ...] | None, places: int) -> list[Action]:
+        """`nodes` None: any one. `places`: how many slots it takes on each."""
+        if not self._nodes or (nodes is not None and any(n not in self._nodes for n in nodes)):
+            return [FailGang(gang, next((n for n in nodes or () if n not in self._nodes), None))]
+        self._queue.append(_Gang(gang, nodes, places))
+        return self._place()
+
+    def finished(self, task: int, elapsed_ns: int | None = None) -> list[Action]:
+        """It ended, well or badly, and will not be run again."""
+        done = self._tasks.pop(task, None)
+        if done is None:
+            return []
+        if elapsed_ns is not None:
+            self._mean_ns += _MEAN_WEIGHT * (elapsed_ns - self._mean_ns)
+        if done.node is None:
+            self._queue.remove(done)
+        else:
+            self._forget_sent(done)
+        return self._place()
+
+    def lost(self, task: int, *, started: bool) -> list[Action]:
+        """The slot died under the task (`started`), or the node gave it back unbegun."""
+        returned = self._tasks.get(task)
+        if returned is None or returned.node is None:
+            return []
+        node = returned.node
+        self._forget_sent(returned)
+        if not started or returned.retries > 0:
+            returned.retries -= started
+            self._return(returned)
+            return self._place()
+        del self._tasks[task]
+        return [FailTask(task, node, True), *self._place()]
+
+    def again(self, task: int) -> list[Action]:
+        """Run a task that was sent once more (the owner counts why)."""
+        sent = self._tasks[task]
+        self._forget_sent(sent)
+        self._return(sent)
+        return self._place()
+
+    def cancel(self, task: int) -> int | None:
+        """Forget a task that is queued (None), or say on which node it is; there it stays until `finished`."""
+        known = self._tasks.get(task)
+        if known is None:
+            return None
+        if known.node is None:
+            self._queue.remove(known)
+            del self._tasks[task]
+        return known.node
+
+    def gang_finished(self, gang: int) -> list[Action]:
+        """All its processes are gone; also for a gang that never started."""
+        nodes, places = self._gangs.pop(gang, ((), 0))
+        for number in nodes:
+            node = self._nodes.get(number)
+            if node is not None and node.is_up:
+                node.gang_places = max(0, node.gang_places - min(places, node.slots))
+        waiting = next((g for g in self._queue if isinstance(g, _Gang) and g.id == gang), None)
+        if waiting is not None:
+            self._queue.remove(waiting)
+        return self._place()
+
+    # Questions ------------------------------------------------------------------------------------------------------
+
+    def node_of(self, task: int) -> int | None:
+        known = self._tasks.get(task)
+        return None if known is None else known.node
+
+    def retries_left(self, task: int) -> int:
+        return self._tasks[task].retries if task in self._tasks else 0
+
+    def spend_retry(self, task: int) -> bool:
+        """Take one of the task's retries; False if none is left."""
+        known = self._tasks.get(task)
+        if known is None or known.retries <= 0:
+            return False
+        known.retries -= 1
+        return True
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    # Placing --------------------------------------------------------------------------------------------------------
+
+    def _place(self) -> list[Action]:
+        actions: list[Action] = []
+        reserved: set[int] = set()
+        kept: list[_Task | _Gang] = []
+        queue = self._queue
+        while queue and self._has_room(reserved):
+            entry = queue.popleft()
+            if isinstance(entry, _Gang):
+                placed = self._place_gang(entry, reserved, actions)
+            else:
+                placed = self._place_task(entry, reserved, actions)
+            if not placed:
+                kept.append(entry)
+        if kept:
+            queue.extendleft(reversed(kept))
+        if not queue:
+            self._rebalance(actions)
+        return actions
+
+    def _has_room(self, reserved: set[int]) -> bool:
+        ahead = self._ahead()
+        return any(n.is_up and n.load < n.slots + ahead and n.id not in reserved for n in self._nodes.values())
+
+    def _ahead(self) -> int:
+        return 2 if self._mean_ns < SHORT_TASK_NS else 0
+
+    def _place_task(self, task: _Task, reserved: set[int], actions: list[Action]) -> bool:
+        node = self._pick(task.pinned, reserved)
+        if node is None:
+            return False
+        task.node = node.id
+        task.is_recalled = False
+        node.sent[task.id] = None
+        actions.append(Send(task.id, node.id))
+        return True
+
+    def _pick(self, pinned: int | None, reserved: set[int]) -> _Node | None:
+        """The node with most room, in turns among equals."""
+        if pinned is not None:
+            candidates = [self._nodes[pinned]] if pinned in self._nodes else []
+        else:
+            candidates = list(self._nodes.values())
+        ahead = self._ahead()
+        best: _Node | None = None
+        best_room = -ahead
+        count = len(candidates)
+        for offset in range(count):
+            node = candidates[(self._turn + offset) % count]
+            room = node.slots - node.load
+            if node.is_up and node.id not in reserved and room > best_room:
+                best, best_room = node, room
+        self._turn += 1
+        return best
+
+    def _place_gang(self, gang: _Gang, reserved: set[int], actions: list[Action]) -> bool:
+        if gang.nodes is None:
+            free = [n for n in self._nodes.values() if n.is_up and n.id not in reserved and n.has_room_for(gang.places)]
+            members = [min(free, key=lambda n: n.load)] if free else []
+        else:
+            members = [self._nodes[n] for n in gang.nodes if n in self._nodes]
+            if len(members) < len(gang.nodes) or any(
+                n.id in reserved or not n.is_up or not n.has_room_for(gang.places) for n in members
+            ):
+                members = []
+        if not members:
+            reserved.update(self._nodes if gang.nodes is None else gang.nodes)
+            return False
+        for node in members:
+            node.gang_places += min(gang.places, node.slots)
+        numbers = tuple(n.id for n in members)
+        self._gangs[gang.id] = (numbers, gang.places)
+        actions.append(StartGang(gang.id, numbers))
+        return True
+
+    def _rebalance(self, actions: list[Action]) -> None:
+        """Take back what waits on one node while a slot of another is idle. The answer is `lost(started=False)`."""
+        idle = sum(max(0, n.slots - n.load) for n in self._nodes.values() if n.is_up)
+        if not idle:
+            return
+        for node in self._nodes.values():
+            excess = node.load - node.slots
+            if excess <= 0:
+                continue
+            for task_id in reversed(node.sent):
+                task = self._tasks[task_id]
+                if excess <= 0 or idle <= 0:
+                    break
+                excess -= 1
+                if task.pinned is None and not task.is_recalled:
+                    task.is_recalled = True
+                    idle -= 1
+                    actions.append(Recall(task_id, node.id))
+
+    # Small steps ----------------------------------------------------------------------------------------------------
+
+    def _forget_sent(self, task: _Task) -> None:
+        node = self._nodes.get(task.node) if task.node is not None else None
+        if node is not None:
+            node.sent.pop(task.id, None)
+        task.node = None
+
+    def _return(self, task: _Task) -> None:
+        task.node = None
+        self._queue.appendleft(task)
+
+    def _fail_unplaceable(self, node: int) -> list[Action]:
+        actions: list[Action] = []
+        for entry in list(self._queue):
+            if isinstance(entry, _Gang):
+                if not self._nodes or (entry.nodes is not None and node in entry.nodes):
+                    self._queue.remove(entry)
+                    actions.append(FailGang(entry.id, node))
+            elif not self._nodes or entry.pinned == node:
+                self._queue.remove(entry)
+                del self._tasks[entry.id]
+                actions.append(FailTask(entry.id, node, False))
+        return actions

@@ -1,0 +1,257 @@
+"""Runs one task in a slot: a call, a chunk of calls, or a generator; and sends what comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..errors import ResultNotPicklable, TaskExited, UsageError
+from ..wire.blobs import Blob
+from ..wire.failures import encode_failure
+from ..wire.frames import Frame, Kind
+from ..wire.payloads import Encoded, decode, encode, parse
+from ..wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, unpack_task
+from .functions import Functions, explain_load_error
+from .link import Link
+
+__all__ = ["FLUSH_NS", "Cancelled", "Guard", "Inbox", "TaskRun"]
+
+FLUSH_NS = 5_000_000
+"""Nanoseconds. A chunk's results are sent at least this often (between two calls), so that the death of a slot loses
+the results of the last few milliseconds at most."""
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_counter = 0
+
+
+class Cancelled(BaseException):
+    """The client wants this task no more. Not an Exception: user code must not swallow it by accident."""
+
+
+class Inbox(Protocol):
+    """Frames about the running task: credit, input items, close."""
+
+    def wait(self) -> Frame: ...
+    def waiting(self) -> Iterator[Frame]: ...
+
+
+class Guard(Protocol):
+    """Says when user code runs, so that a cancel may interrupt it and nothing else; see worker."""
+
+    def user_code(self) -> contextlib.AbstractContextManager[None]: ...
+    def our_code(self) -> contextlib.AbstractContextManager[None]: ...
+    def set_index(self, index: int) -> None: ...
+
+
+def put_result_blob(data: memoryview) -> Blob:
+    """Results are not named by content: nobody sends them twice, and hashing is a third of a copy's time."""
+    global _counter  # noqa: PLW0603  # unique in this process, with the pid unique on the node
+    _counter += 1
+    return Blob.unnamed(data.cast("B"), struct.pack("<QQ", os.getpid(), _counter))
+
+
+@dataclass
+class TaskRun:
+    """One task, from its frame to its last frame."""
+
+    frame: Frame
+    link: Link
+    functions: Functions
+    blobs: dict[bytes, Blob]
+    inbox: Inbox
+    guard: Guard
+    deliver: bool = True
+    """False: run it and send an empty result; nobody will look at it."""
+    before: Callable[[], None] | None = None
+    """Runs first, as part of the task: the pool's initializer."""
+    at_end: Callable[[], None] = lambda: None
+    """Runs when user code is done, before the last frame: it marks the end of the task's output."""
+    _credit: int = 0
+    _inputs: dict[int, deque[Frame]] = field(default_factory=dict)
+    _index: int | None = None
+
+    def run(self) -> None:
+        """Never raises for what the user's code does; raises ChannelClosed when the agent is gone."""
+        started = time.perf_counter_ns()
+        try:
+            head = unpack_task(self.frame.body)
+            function, payload = self._load(head)
+            if head.mode == Mode.CHUNK:
+                result = self._run_chunk(function, payload, head.number)
+            elif head.mode == Mode.STREAM:
+                result = self._run_stream(function, payload, head)
+            else:
+                result = self._run_call(function, payload, head)
+        except BaseException as error:
+            self.at_end()
+            self._send_error(error)
+        else:
+            self.at_end()
+            self.link.send_payload(Kind.RESULT, self.frame.ident, result, time.perf_counter_ns() - started)
+
+    # Loading --------------------------------------------------------------------------------------------------------
+
+    def _load(self, head: TaskHead) -> tuple[Callable[..., Any], Any]:
+        # User modules are imported here: it is user code, and may be interrupted.
+        with self.guard.user_code():
+            if self.before is not None:
+                self.before()
+            function = self.functions.get(head.function)
+            parsed = parse(self.frame.body, TASK_HEAD.size)
+            try:
+                payload = decode(parsed, [self.blobs[digest] for digest, _ in parsed.references])
+            except Exception as error:
+                raise explain_load_error(error, "an argument") from error
+            return function, payload
+
+    # Kinds of tasks -------------------------------------------------------------------------------------------------
+
+    def _run_call(self, function: Callable[..., Any], payload: Any, head: TaskHead) -> Encoded:
+        args, kwargs = self._with_inputs(payload) if head.inputs else payload
+        with self.guard.user_code():
+            value = function(*args, **kwargs)
+        return self._encode(value if self.deliver else None)
+
+    def _run_chunk(self, function: Callable[..., Any], payload: Any, first: int) -> Encoded:
+        items, star, return_exceptions = payload
+        results: list[Any] = []
+        sent = 0
+        set_index = self.guard.set_index
+        clock = time.perf_counter_ns
+        flush_at = clock() + FLUSH_NS
+        with self.guard.user_code():
+            for offset, item in enumerate(items):
+                set_index(offset)
+                try:
+                    results.append(function(*item) if star else function(item))
+                except Exception as error:
+                    if not return_exceptions:
+                        self._index = first + offset
+                        with self.guard.our_code():
+                            self._send_part(first + sent, results)
+                        raise
+                    results.append(_Raised(error))
+                now = clock()
+                if now >= flush_at and offset + 1 < len(items):
+                    with self.guard.our_code():
+                        self._send_part(first + sent, results)
+                    sent, results, flush_at = offset + 1, [], clock() + FLUSH_NS
+        return self._encode((first + sent, _portable(results)))
+
+    def _send_part(self, start: int, results: list[Any]) -> None:
+        if results:
+            self.link.send_payload(Kind.PART, self.frame.ident, self._encode((start, _portable(results))))
+
+    def _run_stream(self, function: Callable[..., Any], payload: Any, head: TaskHead) -> Encoded:
+        self._credit = head.number
+        args, kwargs = self._with_inputs(payload) if head.inputs else payload
+        with self.guard.user_code():
+            generator = iter(function(*args, **kwargs))
+        try:
+            while True:
+                with self.guard.user_code():
+                    try:
+                        item = next(generator)
+                    except StopIteration as stop:
+                        return self._encode(stop.value)
+                self.link.send_payload(Kind.ITEM, self.frame.ident, self._encode(item))
+                self._credit -= 1
+                self._take(self.inbox.waiting())
+                while self._credit <= 0:
+                    self._take([self.inbox.wait()])
+        finally:
+            close = getattr(generator, "close", None)
+            if close is not None:
+                with self.guard.user_code():
+                    close()
+
+    # Streams --------------------------------------------------------------------------------------------------------
+
+    def _take(self, frames: Any) -> None:
+        for frame in frames:
+            if frame.ident != self.frame.ident:
+                continue  # about a task that has ended
+            if frame.kind == Kind.CREDIT:
+                self._credit += int.from_bytes(frame.body, "little")
+            elif frame.kind == Kind.CLOSE:
+                raise Cancelled
+            elif frame.kind in (Kind.IN_ITEM, Kind.IN_END, Kind.IN_ERROR):
+                self._inputs.setdefault(frame.lane, deque()).append(frame)
+
+    def _with_inputs(self, payload: Any) -> Any:
+        args, kwargs = payload
+
+        def opened(value: Any) -> Any:
+            return self._input(value.lane) if isinstance(value, InputStream) else value
+
+        return tuple(opened(a) for a in args), {k: opened(v) for k, v in kwargs.items()}
+
+    def _input(self, lane: int) -> Iterator[Any]:
+        """The user's end of an input stream: one credit for each item taken."""
+        queue = self._inputs.setdefault(lane, deque())
+        while True:
+            with self.guard.our_code():
+                while not queue:
+                    self._take([self.inbox.wait()])
+                frame = queue.popleft()
+                if frame.kind == Kind.IN_ITEM:
+                    self.link.send(Kind.IN_CREDIT, self.frame.ident, lane=lane)
+            if frame.kind == Kind.IN_END:
+                return
+            if frame.kind == Kind.IN_ERROR:
+                raise UsageError("the iterator that was given as an argument raised on the client")
+            parsed = parse(frame.body)
+            yield decode(parsed, [self.blobs.pop(digest) for digest, _ in parsed.references])
+
+    # Sending --------------------------------------------------------------------------------------------------------
+
+    def _encode(self, value: Any) -> Encoded:
+        try:
+            return encode(value, put_result_blob)
+        except Exception as error:
+            kind = type(value).__qualname__
+            raise ResultNotPicklable(
+                f"the function returned a {kind} that cannot be pickled: {type(error).__name__}: {error}; "
+                "return plain data, arrays or a state dict instead"
+            ) from error
+
+    def _send_error(self, error: BaseException) -> None:
+        is_cancelled = isinstance(error, Cancelled | KeyboardInterrupt)
+        if isinstance(error, SystemExit):
+            error = _exited(error)
+        body = encode_failure(error, is_cancelled=is_cancelled, index=self._index, hide=_OURS)
+        self.link.send(Kind.ERROR, self.frame.ident, body)
+
+
+def _exited(error: SystemExit) -> TaskExited:
+    exited = TaskExited(
+        f"the function called sys.exit({error.code!r}); a task ends by returning a value or raising an error",
+        code=error.code if isinstance(error.code, int | str | None) else str(error.code),
+    )
+    return exited.with_traceback(error.__traceback__)
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """An exception among the results of a chunk, before it is made portable."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class RaisedItem:
+    """An exception among the results of a chunk; `failure` is an encoded Failure."""
+
+    failure: bytes
+
+
+def _portable(results: list[Any]) -> list[Any]:
+    if not any(type(r) is _Raised for r in results):
+        return results
+    return [RaisedItem(encode_failure(r.error, hide=_OURS)) if type(r) is _Raised else r for r in results]

@@ -1,0 +1,55 @@
+"""Functions on a slot: loaded once for each process, by name where the name leads to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..compute import ComputeFunction
+from ..errors import PayloadNotLoadable
+from ..wire.blobs import Blob
+from ..wire.payloads import decode, parse
+
+__all__ = ["Functions", "explain_load_error"]
+
+
+class Functions:
+    """By digest: the payload as it came, and the function once it was needed. Not thread-safe to fill, safe to ask."""
+
+    def __init__(self, blobs: Mapping[bytes, Blob]) -> None:
+        self._blobs = blobs
+        self._payloads: dict[bytes, bytes] = {}
+        self._loaded: dict[bytes, Callable[..., Any]] = {}
+
+    def add(self, digest: bytes, payload: bytes) -> None:
+        self._payloads[digest] = payload
+
+    def get(self, digest: bytes) -> Callable[..., Any]:
+        """Raises PayloadNotLoadable."""
+        function = self._loaded.get(digest)
+        if function is None:
+            try:
+                parsed = parse(self._payloads[digest])
+                loaded = decode(parsed, [self._blobs[name] for name, _ in parsed.references])
+            except Exception as error:
+                raise explain_load_error(error, "the function") from error
+            function = self._loaded[digest] = _unwrapped(loaded)
+        return function
+
+
+def _unwrapped(function: Any) -> Callable[..., Any]:
+    return function.fn if isinstance(function, ComputeFunction) else function  # type: ignore[no-any-return]
+
+
+def explain_load_error(error: Exception, what: str) -> PayloadNotLoadable:
+    """An unpickling error as a sentence that says what is missing on the node and what to do."""
+    if isinstance(error, ModuleNotFoundError):
+        hint = (
+            f"the module {error.name!r} is not installed on the node; add it to Image(pip=[...]), "
+            "or to Image(includes=[...]) if it is your own"
+        )
+    elif isinstance(error, AttributeError):
+        hint = "the node has another version of that module than this machine"
+    else:
+        hint = "its unpickling raised on the node"
+    return PayloadNotLoadable(f"{what} cannot be loaded on the node: {type(error).__name__}: {error}; {hint}")

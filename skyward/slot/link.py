@@ -1,0 +1,75 @@
+"""A slot's side of its socket to the agent."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from ..wire.blobs import DIGEST_SIZE, Blob
+from ..wire.channel import receive
+from ..wire.frames import HAS_FD, Frame, FrameParser, Kind, pack
+from ..wire.payloads import Encoded
+
+__all__ = ["Link", "blob_body", "read_blob_body"]
+
+
+def blob_body(digest: bytes, size: int, offset: int = 0) -> bytes:
+    """The fixed part of a BLOB frame; without a descriptor, a piece of the blob follows it."""
+    return digest + size.to_bytes(8, "little") + offset.to_bytes(8, "little")
+
+
+def read_blob_body(body: bytes) -> tuple[bytes, int, int, bytes]:
+    """(digest, size of the whole, offset of this piece, the piece)"""
+    at = DIGEST_SIZE
+    size = int.from_bytes(body[at : at + 8], "little")
+    offset = int.from_bytes(body[at + 8 : at + 16], "little")
+    return body[:DIGEST_SIZE], size, offset, body[at + 16 :]
+
+
+class Link:
+    """Frames over a blocking socket. Any thread may send; one reads.
+
+    A frame must never be cut in two by an exception: the worker's signal handler raises only while user code runs
+    and `is_busy` is False.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        self._parser = FrameParser()
+        self._read: deque[Frame] = deque()
+        self._lock = threading.Lock()
+        self.is_busy = False
+
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
+        with self._lock:
+            self._sock.sendall(pack(kind, ident, body, lane=lane))
+
+    def send_payload(self, kind: int, ident: int, payload: Encoded, elapsed_ns: int = 0, prefix: bytes = b"") -> None:
+        """The payload's blobs, then the frame that needs them."""
+        with self._lock:
+            for blob in payload.blobs:
+                frame = pack(Kind.BLOB, ident, blob_body(blob.digest, blob.size), flags=HAS_FD)
+                sent = socket.send_fds(self._sock, [frame], [blob.fd])
+                if sent < len(frame):
+                    self._sock.sendall(frame[sent:])
+                blob.close()
+            self._sock.sendall(pack(kind, ident, prefix + payload.with_elapsed(elapsed_ns)))
+
+    def receive(self) -> Frame:
+        """The next frame; waits for it. Raises ChannelClosed when the agent is gone."""
+        while not self._read:
+            self._read.extend(receive(self._sock, self._parser))
+        return self._read.popleft()
+
+    def waiting(self) -> Iterator[Frame]:
+        """Frames that are here already; never waits."""
+        try:
+            while True:
+                self._read.extend(receive(self._sock, self._parser, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            pass
+        while self._read:
+            yield self._read.popleft()

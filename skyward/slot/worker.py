@@ -1,0 +1,369 @@
+"""The main loop of a slot process.
+
+A process slot runs tasks one after another in its main thread, so that user code sees what a script sees: signal
+handlers work, libraries that insist on the main thread work. A thread slot runs up to `lanes` tasks at once in
+threads of one process. A rank of a gang runs one task and exits.
+
+The shared page is an array of u64 in memory that the agent maps too, one group of numbers for each lane:
+
+    CURRENT  the task that runs, 0: none      INDEX    offset of the call of a chunk that was begun last
+    CANCEL   the task to be interrupted       DRAINED  bytes of output that the agent has read (written by the agent)
+
+When the process dies, the agent reads there exactly what had begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import pickle
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import InitializerFailed
+from ..topology import InstanceInfo, NetworkInfo, Rank
+from ..wire.blobs import Blob
+from ..wire.channel import ChannelClosed
+from ..wire.frames import Frame, Kind
+from ..wire.tasks import CALL_KINDS, Topology, unpack_task
+from .execute import Cancelled, Inbox, TaskRun
+from .functions import Functions
+from .link import Link, read_blob_body
+from .runtime import Call, enter_call
+from .stdio import ProcessStreams, ThreadStreams, forbid_terminal
+
+__all__ = ["CANCEL", "CURRENT", "DRAINED", "INDEX", "PAGE_GROUP", "SlotConfig", "map_page", "serve"]
+
+CURRENT, INDEX, CANCEL, DRAINED = range(4)
+PAGE_GROUP = 4
+"""Numbers of each lane in the shared page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotConfig:
+    """What a slot process is told when it is forked."""
+
+    number: int
+    lanes: int = 1
+    executor: Literal["process", "thread"] = "process"
+    token: bytes
+    workers_per_node: int = 1
+    rank: Rank | None = None
+    deliver: bool = True
+    """False: the rank's value is not wanted."""
+    env: tuple[tuple[str, str], ...] = field(default=())
+
+
+def map_page(fd: int, lanes: int) -> memoryview:
+    """The shared page as numbers; one group for each lane."""
+    size = max(4096, lanes * PAGE_GROUP * 8)
+    return memoryview(mmap.mmap(fd, size)).cast("Q")
+
+
+class _Region:
+    """A `with` block in which user code runs (or, within one, does not). Cheaper than a generator: tasks are short."""
+
+    def __init__(self, guard: _Guard, *, inside: bool) -> None:
+        self._guard = guard
+        self._inside = inside
+
+    def __enter__(self) -> None:
+        self._guard.enter(self._inside)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # Leaving user code must not raise over its result; coming back into it may.
+        if self._inside or kind is not None:
+            self._guard.leave()
+        else:
+            self._guard.enter(True)
+
+
+class _Guard:
+    """Lets a cancel interrupt user code, and only user code, of the task it was meant for."""
+
+    def __init__(self, page: memoryview, lane: int, interrupts: bool) -> None:
+        self._page = page
+        self._base = lane * PAGE_GROUP
+        self._in_user_code = False
+        self._user_region = _Region(self, inside=True)
+        self._our_region = _Region(self, inside=False)
+        if interrupts:
+            signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def _on_interrupt(self, number: int, frame: Any) -> None:
+        if self._in_user_code and self.is_cancelled:
+            self._in_user_code = False  # once: what runs from here on is the unwinding
+            raise KeyboardInterrupt
+
+    @property
+    def is_cancelled(self) -> bool:
+        current = self._page[self._base + CURRENT]
+        return current != 0 and self._page[self._base + CANCEL] == current
+
+    def user_code(self) -> _Region:
+        return self._user_region
+
+    def our_code(self) -> _Region:
+        """Within user code: frames are read or sent."""
+        return self._our_region
+
+    def enter(self, is_user_code: bool) -> None:
+        self._in_user_code = is_user_code
+        if is_user_code and self.is_cancelled:
+            self._in_user_code = False
+            raise KeyboardInterrupt
+
+    def leave(self) -> None:
+        self._in_user_code = False
+
+    def begin(self, task: int) -> None:
+        self._page[self._base + INDEX] = 0
+        self._page[self._base + CURRENT] = task
+
+    def end(self) -> None:
+        self._page[self._base + CURRENT] = 0
+
+    def set_index(self, index: int) -> None:
+        self._page[self._base + INDEX] = index
+
+
+class _Slot:
+    """What process and thread slots share: functions, blobs, the pool's topology."""
+
+    def __init__(self, link: Link, config: SlotConfig) -> None:
+        self.link = link
+        self.config = config
+        self.blobs: dict[bytes, Blob] = {}
+        self.functions = Functions(self.blobs)
+        self.topology: Topology | None = None
+        self._initialized = False
+        self._initialize_lock = threading.Lock()
+
+    def keep(self, frame: Frame) -> bool:
+        """Take in what tasks stand on; False if the frame is something else."""
+        if frame.kind == Kind.FUNCTION:
+            self.functions.add(frame.body[:16], frame.body[16:])
+        elif frame.kind == Kind.BLOB:
+            digest, size, _, _ = read_blob_body(frame.body)
+            self.blobs[digest] = Blob(digest, size, frame.fd)
+        elif frame.kind == Kind.SLOT_CONFIG:
+            self.topology = pickle.loads(frame.body)
+        else:
+            return False
+        return True
+
+    def call(self, frame: Frame, lane: int) -> Call:
+        topology, config = self.topology, self.config
+        assert topology is not None  # the agent sends it before any task
+        kind = CALL_KINDS[unpack_task(frame.body).kind]
+        return Call(
+            kind=kind,
+            task=frame.ident,
+            task_name="",
+            node=topology.node,
+            total_nodes=len(topology.peers),
+            info=_info(topology, config, lane),
+            rank=config.rank,
+        )
+
+    def initialize(self) -> None:
+        """Run the pool's initializer, once in this process, before its first task."""
+        with self._initialize_lock:
+            if self._initialized:
+                return
+            assert self.topology is not None
+            try:
+                if self.topology.initializer is not None:
+                    function, args = pickle.loads(self.topology.initializer)
+                    function(*args)
+            except Exception as error:
+                raise InitializerFailed(f"the pool's initializer raised {type(error).__name__}: {error}") from error
+            self._initialized = True
+
+    def run(
+        self,
+        frame: Frame,
+        lane: int,
+        guard: _Guard,
+        inbox: Inbox,
+        streams: ProcessStreams | ThreadStreams,
+        *,
+        whole_process: bool,
+    ) -> None:
+        """One task from frame to last frame. Raises ChannelClosed only."""
+        streams.begin()
+        guard.begin(frame.ident)
+        enter_call(self.call(frame, lane), whole_process=whole_process)
+        try:
+            TaskRun(
+                frame=frame,
+                link=self.link,
+                functions=self.functions,
+                blobs=self.blobs,
+                inbox=inbox,
+                guard=guard,
+                deliver=self.config.deliver,
+                before=None if self._initialized else self.initialize,
+                at_end=lambda: streams.end(frame.ident),
+            ).run()
+        finally:
+            guard.end()
+            enter_call(None, whole_process=whole_process)
+
+
+def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
+    rank = config.rank
+    return InstanceInfo(
+        node=topology.node,
+        worker=rank.local_rank if rank else config.number + lane,
+        total_nodes=len(topology.peers),
+        workers_per_node=rank.local_world_size if rank else config.workers_per_node,
+        accelerators=topology.accelerators[topology.node],
+        total_accelerators=sum(topology.accelerators),
+        head_addr=rank.head_addr if rank else topology.peers[0].private_ip,
+        head_port=rank.head_port if rank else 0,
+        job_id=topology.job_id,
+        peers=topology.peers,
+        accelerator=topology.accelerator,
+        network=NetworkInfo(interface=topology.interface) if topology.interface else None,
+        rank=rank.rank if rank else None,
+        local_rank=rank.local_rank if rank else None,
+        world_size=rank.world_size if rank else None,
+    )
+
+
+# Process slots ----------------------------------------------------------------------------------------------------
+
+
+class _DirectInbox:
+    """The running task reads the socket itself; what is not for it waits."""
+
+    def __init__(self, slot: _Slot) -> None:
+        self._slot = slot
+        self.later: list[Frame] = []
+
+    def wait(self) -> Frame:
+        while True:
+            frame = self._slot.link.receive()
+            if not self._put_aside(frame):
+                return frame
+
+    def waiting(self) -> Iterator[Frame]:
+        for frame in self._slot.link.waiting():
+            if not self._put_aside(frame):
+                yield frame
+
+    def _put_aside(self, frame: Frame) -> bool:
+        if self._slot.keep(frame):
+            return True
+        if frame.kind == Kind.TASK:
+            self.later.append(frame)
+            return True
+        return False
+
+
+def _serve_process(slot: _Slot, page: memoryview) -> None:
+    streams = ProcessStreams(slot.config.token, page, DRAINED)
+    guard = _Guard(page, 0, interrupts=True)
+    inbox = _DirectInbox(slot)
+    slot.link.send(Kind.READY)
+    while True:
+        frame = inbox.later.pop(0) if inbox.later else slot.link.receive()
+        if slot.keep(frame) or frame.kind != Kind.TASK:
+            continue
+        slot.run(frame, 0, guard, inbox, streams, whole_process=True)
+        slot.blobs.clear()
+        if slot.config.rank is not None:
+            return
+
+
+# Thread slots -----------------------------------------------------------------------------------------------------
+
+
+class _QueueInbox:
+    """The main thread reads the socket and hands each lane its frames."""
+
+    def __init__(self) -> None:
+        self.frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+
+    def wait(self) -> Frame:
+        return self.frames.get()
+
+    def waiting(self) -> Iterator[Frame]:
+        while True:
+            try:
+                yield self.frames.get_nowait()
+            except queue.Empty:
+                return
+
+
+def _serve_threads(slot: _Slot, page: memoryview) -> None:
+    streams = ThreadStreams(lambda task, stream, text: slot.link.send(Kind.LOG, task, text, lane=stream))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tasks: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    running: dict[int, tuple[_QueueInbox, int]] = {}
+
+    def lane_loop(lane: int) -> None:
+        guard = _Guard(page, lane, interrupts=False)
+        while True:
+            frame = tasks.get()
+            inbox = running[frame.ident][0]
+            running[frame.ident] = (inbox, threading.get_ident())
+            try:
+                slot.run(frame, lane, guard, inbox, streams, whole_process=False)
+            except ChannelClosed:
+                return
+            finally:
+                running.pop(frame.ident, None)
+
+    for lane in range(slot.config.lanes):
+        threading.Thread(target=lane_loop, args=(lane,), name=f"lane-{lane}", daemon=True).start()
+    slot.link.send(Kind.READY)
+    while True:
+        frame = slot.link.receive()
+        if slot.keep(frame):
+            continue
+        if frame.kind == Kind.TASK:
+            running[frame.ident] = (_QueueInbox(), 0)
+            tasks.put(frame)
+        elif frame.ident in running:
+            inbox, thread = running[frame.ident]
+            inbox.frames.put(frame)
+            if frame.kind == Kind.CLOSE and thread:
+                _raise_in_thread(thread)
+
+
+def _raise_in_thread(thread: int) -> None:
+    """A thread cannot be killed, but Python code in it can be interrupted between two bytecodes."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Cancelled))
+
+
+def serve(sock: socket.socket, page_fd: int, config: SlotConfig) -> None:
+    """Run tasks until the agent goes away. Called in the freshly forked process."""
+    _volunteer_for_the_oom_killer()
+    os.environ.update(config.env)
+    forbid_terminal()
+    link = Link(sock)
+    slot = _Slot(link, config)
+    page = map_page(page_fd, config.lanes)
+    os.close(page_fd)
+    try:
+        if config.executor == "thread":
+            _serve_threads(slot, page)
+        else:
+            _serve_process(slot, page)
+    except ChannelClosed:
+        pass  # the agent ended; so do we
+
+
+def _volunteer_for_the_oom_killer() -> None:
+    """When memory runs out, a slot dies before the agent that must report it."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("800")

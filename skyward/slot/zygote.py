@@ -1,0 +1,222 @@
+"""The zygote: a single-threaded process that imports what slots need once, and forks them.
+
+It runs no user code and touches no device, so a fork of it is as good as a fresh interpreter and a hundred times
+faster. If what it imported started a thread, forking would be unsafe (a lock held by that thread stays locked for
+ever in the child); then each process is executed afresh instead.
+
+Spoken with the agent over a socket of packets: pickled `ForkOrder` with four descriptors in; `("forked", number,
+pid)`, `("exited", pid, status)` and `("failed", number, text)` out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from ..launch import Launch
+from .worker import SlotConfig, serve
+
+__all__ = ["ForkOrder", "ZygoteConfig", "main"]
+
+_PACKET = 1 << 20
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZygoteConfig:
+    path: tuple[str, ...]
+    preload: tuple[str, ...] = ()
+    threads_per_slot: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkOrder:
+    """One process to make. Its descriptors: socket, output pipe, error pipe, shared page."""
+
+    number: int
+    config: SlotConfig
+    launch: bytes = b""
+    """Pickled Launch of a gang; empty for a plain slot."""
+
+
+def main(fd: int) -> None:
+    """Entry of the process: read the configuration, import, then fork on demand until the agent goes away."""
+    die_with_parent()
+    sock = socket.socket(fileno=fd)
+    config: ZygoteConfig = pickle.loads(sock.recv(_PACKET))
+    sys.path[:] = config.path
+    with _one_thread_each():
+        for module in config.preload:
+            # A module that fails to import fails again, in words, in the rank that needs it.
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    _loop(sock, config)
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the one that made it dies (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Any:
+    """Libraries that make a thread pool while they are imported make an empty one."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _loop(sock: socket.socket, config: ZygoteConfig) -> None:
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake_read, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the client's to handle
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    poll.register(wake_read, select.POLLIN)
+    while True:
+        for fd, _ in poll.poll():
+            if fd == wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+                continue
+            data, fds, _, _ = socket.recv_fds(sock, _PACKET, 8, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+            if not data:
+                return
+            _fork(sock, pickle.loads(data), fds, config)
+        _report_exits(sock)
+
+
+def _report_exits(sock: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        sock.send(pickle.dumps(("exited", pid, status)))
+
+
+def _fork(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteConfig) -> None:
+    try:
+        pid = _execute_afresh(order, fds, config) if _thread_count() > 1 else _fork_here(sock, order, fds, config)
+    except OSError as error:  # no memory, too many processes
+        sock.send(pickle.dumps(("failed", order.number, f"{type(error).__name__}: {error}")))
+    else:
+        sock.send(pickle.dumps(("forked", order.number, pid)))
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _thread_count() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:  # no /proc: Python's own threads are all that can be counted
+        import threading
+
+        return threading.active_count()
+
+
+def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteConfig) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        sock.close()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        become_slot(order, fds)
+        code = 0
+    except BaseException:  # nothing may return into the zygote's loop from the child
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def become_slot(order: ForkOrder, fds: list[int]) -> None:
+    """In the new process: its own session and streams, then its work."""
+    die_with_parent()
+    with contextlib.suppress(PermissionError):  # executed afresh, it leads a session already
+        os.setsid()
+    sock_fd, out, err, page = fds
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(null)
+    for fd in (out, err):
+        os.close(fd)
+    if order.launch:
+        _apply_launch(order)
+    serve(socket.socket(fileno=sock_fd), page, order.config)
+
+
+def _apply_launch(order: ForkOrder) -> None:
+    """The environment of each integration stands before anything of the user's is loaded."""
+    os.environ.update(order.config.env)
+    launch: Launch = pickle.loads(order.launch)
+    assert order.config.rank is not None
+    for integration in launch.integrations:
+        os.environ.update(integration.environment(order.config.rank))
+
+
+def _execute_afresh(order: ForkOrder, fds: list[int], config: ZygoteConfig) -> int:
+    """A new interpreter instead of a fork; it pays for its imports itself."""
+    parent, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with parent, child:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _FRESH, str(child.fileno()), *config.path],
+            pass_fds=[child.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        socket.send_fds(parent, [pickle.dumps(order)], fds)
+    process.returncode = 0  # `_report_exits` reaps it; Popen must not
+    return process.pid
+
+
+_FRESH = """
+import sys
+sys.path[:] = sys.argv[2:]
+from skyward.slot.zygote import fresh
+fresh(int(sys.argv[1]))
+"""
+
+
+def fresh(fd: int) -> None:
+    """Entry of a process that was executed afresh."""
+    with socket.socket(fileno=fd) as sock:
+        data, fds, _, _ = socket.recv_fds(sock, _PACKET, 8)
+    become_slot(pickle.loads(data), fds)

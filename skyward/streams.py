@@ -1,0 +1,100 @@
+"""Streams on the client's side: which functions stream, and the threads that feed iterators in."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import threading
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .cluster.direct import DirectEngine
+from .cluster.future import Future
+from .wire.frames import Kind
+from .wire.payloads import PutBlob, encode
+from .wire.tasks import InputStream
+
+__all__ = ["WINDOW", "InputFeed", "is_generator", "take_inputs"]
+
+WINDOW = 16
+"""Items of a stream on their way at most, in either direction."""
+
+_ITERATORS = (collections.abc.Iterator, collections.abc.Generator, typing.Iterator)
+
+
+def is_generator(function: Callable[..., Any]) -> bool:
+    return inspect.isgeneratorfunction(inspect.unwrap(function))
+
+
+def take_inputs(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Iterator[Any]]]:
+    """The arguments with streams in the place of iterators whose parameter is annotated `Iterator[T]`."""
+    names = _stream_parameters(function)
+    if not names:
+        return args, kwargs, []
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    sources: list[Iterator[Any]] = []
+    for name in names:
+        value = bound.arguments.get(name)
+        if value is not None and hasattr(value, "__iter__"):
+            bound.arguments[name] = InputStream(len(sources))
+            sources.append(iter(value))
+    return bound.args, bound.kwargs, sources
+
+
+def _stream_parameters(function: Callable[..., Any]) -> list[str]:
+    annotations = getattr(inspect.unwrap(function), "__annotations__", {})
+    return [name for name, hint in annotations.items() if name != "return" and _is_iterator(hint)]
+
+
+def _is_iterator(hint: Any) -> bool:
+    if isinstance(hint, str):  # from __future__ import annotations
+        bare = hint.partition("[")[0].strip().rpartition(".")[2]
+        return bare == "Iterator"
+    return hint in _ITERATORS or typing.get_origin(hint) in _ITERATORS
+
+
+class InputFeed:
+    """Feeds one iterator to a running task, a window ahead of it at most.
+
+    The iterator is advanced in a thread of its own: it may block, or be slow. If it raises, the call fails with that
+    very exception.
+    """
+
+    def __init__(
+        self, engine: DirectEngine, task: int, lane: int, source: Iterator[Any], put: PutBlob, future: Future[Any] | None
+    ) -> None:
+        self._engine = engine
+        self._task = task
+        self._lane = lane
+        self._source = source
+        self._put = put
+        self._future = future
+        self._credit = threading.Semaphore(WINDOW)
+        self._is_stopped = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"skyward-feed-{self._task}", daemon=True).start()
+
+    def grant(self) -> None:
+        self._credit.release()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._credit.release()
+
+    def _run(self) -> None:
+        try:
+            for item in self._source:
+                self._credit.acquire()
+                if self._is_stopped:
+                    return
+                self._engine.send_stream_item(self._task, self._lane, encode(item, self._put))
+        except BaseException as error:  # the user's iterator, or an item that cannot be pickled
+            if self._future is not None:
+                self._future.settle_error(error)
+            self._engine.send_stream(self._task, Kind.IN_ERROR, lane=self._lane)
+            return
+        self._engine.send_stream(self._task, Kind.IN_END, lane=self._lane)

@@ -1,0 +1,105 @@
+"""Who is where: the nodes of a pool and the ranks of a gang, as plain values."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+__all__ = ["AcceleratorInfo", "InstanceInfo", "NetworkInfo", "Peer", "Rank"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """Another node of the pool. `node` is its index, 0 is the head; addresses are None where there is none."""
+
+    node: int
+    private_ip: str
+    public_ip: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceleratorInfo:
+    """The accelerators of one node: all of one type. `memory_gb` is of each, in units of 10^9 bytes."""
+
+    type: str
+    count: int
+    memory_gb: float | None = None
+    is_trainium: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkInfo:
+    """The interface that carries the pool's private network; `bandwidth_gbps` is None where it is not known."""
+
+    interface: str
+    bandwidth_gbps: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One process of a gang.
+
+    `rank` in [0, world_size); `local_rank` in [0, local_world_size) on its node; `node` is the node's index in the
+    pool and `node_rank` its index among the `nodes` of this gang. `head_addr:head_port` is the rendezvous, on the
+    node of rank 0; `local_addr` is this node's own address on the same network.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: int
+    node_rank: int
+    nodes: int
+    head_addr: str
+    head_port: int
+    local_addr: str
+    accelerators: int = 0
+    peers: tuple[Peer, ...] = ()
+    """The nodes of this gang, in the order of `node_rank`."""
+    interface: str = ""
+    """The network interface that carries `local_addr`; empty where it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceInfo:
+    """Where the running call is; `sky.instance_info()` gives it on a node and None elsewhere.
+
+    `node` in [0, total_nodes); `worker` in [0, workers_per_node) is the slot on this node (the local rank in a gang).
+    `accelerators` is this node's count (0 on CPU), `total_accelerators` the pool's. `head_addr`/`head_port` is the
+    rendezvous of a gang; the port is 0 for calls that have none. `rank`, `local_rank` and `world_size` are those of
+    the gang, and None for a plain call.
+    """
+
+    node: int
+    worker: int
+    total_nodes: int
+    workers_per_node: int
+    accelerators: int
+    total_accelerators: int
+    head_addr: str
+    head_port: int
+    job_id: str
+    peers: tuple[Peer, ...] = ()
+    accelerator: AcceleratorInfo | None = None
+    network: NetworkInfo | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+
+    @property
+    def global_worker_index(self) -> int:
+        return self.node * self.workers_per_node + self.worker
+
+    @property
+    def total_workers(self) -> int:
+        return self.total_nodes * self.workers_per_node
+
+    @property
+    def is_head(self) -> bool:
+        """True in rank 0 of a gang, and on node 0 otherwise (one slot of it runs the call, whichever that is)."""
+        return self.rank == 0 if self.rank is not None else self.node == 0
+
+    @property
+    def hostname(self) -> str:
+        return socket.gethostname()

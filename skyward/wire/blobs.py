@@ -1,0 +1,166 @@
+"""Blobs: large immutable bytes beside the frames, named by content.
+
+A blob is an unlinked file in memory (memfd) or, where there is none or memory is short, in a scratch folder. It is
+written once and then only mapped MAP_PRIVATE: whoever maps it may write, and nobody else sees it. On one machine the
+file descriptor itself is passed, so a blob exists once however many processes use it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+__all__ = ["DIGEST_SIZE", "Blob", "BlobStore", "content_digest", "default_limit", "spill"]
+
+DIGEST_SIZE = 16
+_PIECE = 1 << 20
+"""Bytes copied at a time: a piece is hashed and written while it is still in the cache."""
+_SEALS = getattr(fcntl, "F_SEAL_WRITE", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SHRINK", 0)
+
+
+def content_digest(data: Any) -> bytes:
+    """XXH3-128 of the bytes. It guards against accidents, not against a forger: peers of a pool trust each other."""
+    return xxhash.xxh3_128_digest(data)
+
+
+@dataclass(eq=False)
+class Blob:
+    """Immutable bytes that this process can map. Closed when it is garbage or by `close`."""
+
+    digest: bytes
+    size: int
+    fd: int
+    _closed: bool = field(default=False, repr=False)
+
+    def map(self) -> mmap.mmap:
+        """A fresh private mapping, readable and writable; pages are shared until they are written."""
+        return mmap.mmap(self.fd, self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            os.close(self.fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @classmethod
+    def unnamed(cls, data: memoryview, digest: bytes) -> Blob:
+        """A copy of `data` under a name that the caller made up: for results, which nobody sends twice."""
+        fd = _new_file("result")
+        _write_all(fd, data)
+        _seal(fd)
+        return cls(digest, data.nbytes, fd)
+
+    @classmethod
+    def snapshot(cls, data: memoryview) -> Blob:
+        """A copy of `data`, named by what was copied.
+
+        The copy goes through a small buffer that is hashed after it was filled, so the name is true of the copy even
+        if another thread writes to `data` meanwhile.
+        """
+        fd = _new_file("blob")
+        hasher = xxhash.xxh3_128()
+        staging = bytearray(min(_PIECE, data.nbytes))
+        for start in range(0, data.nbytes, _PIECE):
+            piece = data[start : start + _PIECE]
+            view = memoryview(staging)[: piece.nbytes]
+            view[:] = piece
+            hasher.update(view)
+            _write_all(fd, view)
+        _seal(fd)
+        return cls(hasher.digest(), data.nbytes, fd)
+
+
+def _new_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"skyward-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryFile(prefix=f"skyward-{name}-") as file:  # macOS
+        return os.dup(file.fileno())
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data.nbytes:
+        data = data[os.write(fd, data) :]
+
+
+def _seal(fd: int) -> None:
+    if _SEALS and hasattr(os, "memfd_create"):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+
+
+def default_limit() -> int:
+    """Bytes of blobs that may lie in memory: a quarter of the machine's."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+def spill(blob: Blob, folder: str) -> Blob:
+    """The same blob in an unlinked file under `folder`; the one in memory is closed. Mapping it works as before."""
+    with tempfile.TemporaryFile(dir=folder, prefix="blob-") as file:
+        offset = 0
+        while offset < blob.size:
+            offset += os.sendfile(file.fileno(), blob.fd, offset, blob.size - offset)
+        moved = Blob(blob.digest, blob.size, os.dup(file.fileno()))
+    blob.close()
+    return moved
+
+
+class BlobStore:
+    """The client's snapshots, newest last, at most `limit_bytes` of them kept beyond their calls. Thread-safe.
+
+    A buffer whose content is here already is not copied again; one that was dropped is simply copied anew.
+    """
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self._limit = default_limit() if limit_bytes is None else limit_bytes
+        self._blobs: OrderedDict[bytes, Blob] = OrderedDict()
+        self._sizes: dict[int, int] = {}
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def put(self, data: memoryview) -> Blob:
+        """The blob with this content: the one that is here, or a new snapshot."""
+        flat = data if data.ndim == 1 and data.format == "B" else data.cast("B")
+        with self._lock:
+            may_be_here = flat.nbytes in self._sizes
+        if may_be_here:  # hashing is a third of a copy's time, and wasted on a size never seen
+            digest = content_digest(flat)
+            with self._lock:
+                blob = self._blobs.get(digest)
+                if blob is not None:
+                    self._blobs.move_to_end(digest)
+                    return blob
+        blob = Blob.snapshot(flat)
+        with self._lock:
+            return self._keep(blob)
+
+    def _keep(self, blob: Blob) -> Blob:
+        if blob.digest in self._blobs:
+            return self._blobs[blob.digest]
+        self._blobs[blob.digest] = blob
+        self._sizes[blob.size] = self._sizes.get(blob.size, 0) + 1
+        self._bytes += blob.size
+        while self._bytes > self._limit and len(self._blobs) > 1:
+            self._forget(self._blobs.popitem(last=False)[1])
+        return blob
+
+    def _forget(self, blob: Blob) -> None:
+        # Not closed: a call that still needs it holds it, and closes it when it is done.
+        self._bytes -= blob.size
+        self._sizes[blob.size] -= 1
+        if not self._sizes[blob.size]:
+            del self._sizes[blob.size]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._blobs.clear()
+            self._sizes.clear()
+            self._bytes = 0

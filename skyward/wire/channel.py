@@ -1,0 +1,157 @@
+"""A channel: frames over a socket, with priorities and, between processes of one machine, file descriptors."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from collections.abc import Iterator
+
+from .frames import HAS_FD, HEADER, Frame, FrameParser
+
+__all__ = ["BLOBS", "CONTROL", "RESULTS", "Channel", "ChannelClosed", "receive"]
+
+CONTROL, RESULTS, BLOBS = 0, 1, 2
+"""Priorities, first to last. Logs travel with results, so that a call's output arrives before its value."""
+
+_READ_SIZE = 256 * 1024
+_FD_SPACE = socket.CMSG_SPACE(16 * array.array("i").itemsize)
+_RECEIVE_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # macOS has no such flag; see `receive`
+_BATCH_BYTES = 256 * 1024
+_BATCH_FRAMES = 64
+
+
+class ChannelClosed(ConnectionError):
+    """The peer is gone."""
+
+
+def receive(sock: socket.socket, parser: FrameParser, flags: int = 0) -> Iterator[Frame]:
+    """One read. Raises ChannelClosed at the end of the stream and BlockingIOError when there is nothing to read."""
+    try:
+        piece, ancillary, _, _ = sock.recvmsg(_READ_SIZE, _FD_SPACE, _RECEIVE_FLAGS | flags)
+    except ConnectionError as error:
+        raise ChannelClosed(str(error)) from error
+    if ancillary:
+        parser.add_fds(_descriptors(ancillary))
+    if not piece:
+        raise ChannelClosed("end of stream")
+    return parser.feed(piece)
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    found = list(fds)
+    if not _RECEIVE_FLAGS:
+        for fd in found:
+            os.set_inheritable(fd, False)
+    return found
+
+
+class Channel:
+    """Frames over a non-blocking socket.
+
+    Not thread-safe: the owner holds a lock, or is the only thread. `queue` never blocks and never fails; `flush`
+    sends what the socket takes and says whether all is gone. File descriptors given to `queue` are duplicated at
+    once, so that the caller may close its own.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.passes_fds = sock.family == socket.AF_UNIX
+        self._parser = FrameParser()
+        self._out: tuple[deque[tuple[bytes, int]], ...] = (deque(), deque(), deque())
+        self._partial: memoryview | None = None
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def queue(
+        self,
+        kind: int,
+        ident: int = 0,
+        body: bytes = b"",
+        *,
+        flags: int = 0,
+        lane: int = 0,
+        fd: int = -1,
+        priority: int = CONTROL,
+    ) -> None:
+        if fd >= 0:
+            flags |= HAS_FD
+            fd = os.dup(fd)
+        self._out[priority].append((HEADER.pack(len(body), kind, flags, lane, ident) + body, fd))
+
+    @property
+    def has_output(self) -> bool:
+        return self._partial is not None or any(self._out)
+
+    def flush(self) -> bool:
+        """Send what the socket takes. True: nothing is left. Raises ChannelClosed."""
+        try:
+            while self._flush_batch():
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionError as error:
+            raise ChannelClosed(str(error)) from error
+        return True
+
+    def _flush_batch(self) -> bool:
+        if self._partial is not None:
+            self._sent(self._partial, self.sock.send(self._partial))
+            return True
+        for lane in self._out:
+            if lane:
+                self._send_from(lane)
+                return True
+        return False
+
+    def _send_from(self, lane: deque[tuple[bytes, int]]) -> None:
+        frame, fd = lane[0]
+        if fd >= 0:
+            sent = socket.send_fds(self.sock, [frame], [fd])
+            os.close(fd)
+            lane.popleft()
+            self._sent(memoryview(frame), sent)
+            return
+        if len(lane) > 1:
+            frame = _joined(lane)
+        else:
+            lane.popleft()
+        try:
+            sent = self.sock.send(frame)
+        except BlockingIOError:
+            self._partial = memoryview(frame)
+            raise
+        self._sent(memoryview(frame), sent)
+
+    def _sent(self, data: memoryview, count: int) -> None:
+        self._partial = data[count:] if count < len(data) else None
+
+    def receive(self) -> Iterator[Frame]:
+        """Frames of one read; see the function `receive`."""
+        return receive(self.sock, self._parser)
+
+    def close(self) -> None:
+        for lane in self._out:
+            for _, fd in lane:
+                if fd >= 0:
+                    os.close(fd)
+            lane.clear()
+        self.sock.close()
+
+
+def _joined(lane: deque[tuple[bytes, int]]) -> bytes:
+    """The frames at the front that carry no descriptor, as one piece: one system call for many small frames."""
+    pieces: list[bytes] = []
+    size = 0
+    while lane and lane[0][1] < 0 and size < _BATCH_BYTES and len(pieces) < _BATCH_FRAMES:
+        piece, _ = lane.popleft()
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)

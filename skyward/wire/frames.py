@@ -1,0 +1,129 @@
+"""The frame: the unit that crosses a channel, and the parser that finds frames in a byte stream.
+
+A frame is a 16-byte header and a body of at most `MAX_BODY` bytes:
+
+    0        4      5       6       8                16
+    | length | kind | flags | lane  | ident          | body ...
+      u32      u8     u8      u16     u64              `length` bytes
+
+`ident` is the task the frame is about (0: none), `lane` a small number whose meaning belongs to the kind (the number
+of a slot, a rank, a stream argument). All numbers are little-endian. Whatever is larger than a body travels as a
+blob. The version is spoken once, in HELLO; a reader of version N accepts N and N-1.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from ..errors import InternalError
+
+__all__ = ["HEADER", "INLINE_LIMIT", "MAX_BODY", "PROTOCOL_VERSION", "Frame", "FrameParser", "Kind", "pack"]
+
+PROTOCOL_VERSION = 1
+HEADER = struct.Struct("<IBBHQ")
+INLINE_LIMIT = 256 * 1024
+"""Bytes. What is larger goes out of band as a blob: one frame must not hold up the frames behind it."""
+MAX_BODY = INLINE_LIMIT + 64 * 1024
+"""An inline payload of `INLINE_LIMIT` plus its references; a longer length is a broken or foreign peer."""
+
+
+class Kind(IntEnum):
+    """What a frame is for. C: client, A: agent, S: slot, K: keeper."""
+
+    # Session.
+    HELLO = 1  # C,K > A  json: version, role, pool
+    WELCOME = 2  # A > C    json: node facts
+    LEASE = 3  # K > A    renews the lease
+    SHUTDOWN = 4  # C,K > A  end now
+    GOODBYE = 5  # A > C,K  json: why the agent ends
+
+    # What tasks stand on.
+    FUNCTION = 10  # C > A > S  digest, pickled function; kept until the process ends
+    BLOB = 11  # C > A > S and back; digest, size, offset, and either a file descriptor or a piece
+    DROP_BLOB = 12  # C > A  digest
+
+    # Tasks.
+    TASK = 20  # C > A > S
+    CANCEL = 21  # C > A  stop it: SIGINT, a grace, SIGKILL
+    RECALL = 22  # C > A  give it back if it has not begun; the answer is RECALLED
+    RANK = 23  # C > A  pickled RankOrder: make a new process for this task
+    RESERVE_PORT = 24  # C > A
+    RELEASE_PORT = 25  # C > A  lane: port
+
+    # What comes of them.
+    STARTED = 30  # A > C  sent only for tasks that ask for it
+    RESULT = 31  # S > A > C  final
+    ERROR = 32  # S > A > C  final
+    PART = 33  # S > A > C  results of a part of a chunk
+    LOST = 34  # A > C  json: the process died; final
+    RECALLED = 35  # A > C  final: it never began
+    PORT = 36  # A > C  lane: port
+    LOG = 37  # A > C  lane: stream and rank; lines of text
+
+    # Streams.
+    ITEM = 40  # S > A > C  one yielded value
+    CREDIT = 41  # C > A > S  body u32: so many more items may come
+    CLOSE = 42  # C > A > S  the consumer is gone
+    IN_ITEM = 43  # C > A > S  lane: argument; one value of an input stream
+    IN_END = 44  # C > A > S
+    IN_ERROR = 45  # C > A > S  the input iterator raised
+    IN_CREDIT = 46  # S > A > C
+
+    # Slot housekeeping.
+    READY = 50  # S > A
+    SLOT_CONFIG = 51  # A > S  pickled SlotConfig
+
+
+class Frame(NamedTuple):
+    kind: int
+    flags: int
+    lane: int
+    ident: int
+    body: bytes
+    fd: int = -1
+    """A file descriptor that came with the frame; the receiver owns it. -1: none."""
+
+
+HAS_FD = 0x80
+"""Flag: one file descriptor rides on this frame (only on channels that can pass one)."""
+
+
+def pack(kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> bytes:
+    return HEADER.pack(len(body), kind, flags, lane, ident) + body
+
+
+class FrameParser:
+    """Finds frames in the pieces of a byte stream. Not thread-safe: one reader owns it."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._fds: list[int] = []
+
+    def add_fds(self, fds: list[int]) -> None:
+        """File descriptors that arrived with, or before, the next piece."""
+        self._fds.extend(fds)
+
+    def feed(self, piece: bytes) -> Iterator[Frame]:
+        """Frames completed by `piece`, in order. Raises InternalError on what cannot be a frame."""
+        data = self._rest + piece if self._rest else piece
+        end = len(data)
+        at = 0
+        while end - at >= 16:
+            length, kind, flags, lane, ident = HEADER.unpack_from(data, at)
+            if length > MAX_BODY:
+                raise InternalError(f"wire: a frame of {length} bytes (kind {kind}); the limit is {MAX_BODY}")
+            stop = at + 16 + length
+            if stop > end:
+                break
+            fd = self._fds.pop(0) if flags & HAS_FD else -1
+            yield Frame(kind, flags, lane, ident, data[at + 16 : stop], fd)
+            at = stop
+        self._rest = data[at:] if at else data
+
+    @property
+    def is_mid_frame(self) -> bool:
+        """Whether the stream would end within a frame if it ended now."""
+        return bool(self._rest)

@@ -1,0 +1,179 @@
+"""Payloads: Python values as bytes, with large buffers beside them.
+
+Pickle protocol 5 leaves large buffers out of the pickle; each becomes a blob, named by content. The receiver maps
+the blobs and unpickles over the mappings: an array arrives without a copy and may be written. A pickle that is itself
+too large for a frame becomes the last blob. The layout is in `layout`.
+
+Values of plain built-in types take the C pickler directly; everything else goes through cloudpickle, so functions
+and classes of `__main__` travel by value and those of importable modules by name.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from .blobs import Blob
+from .frames import INLINE_LIMIT
+from .layout import HEAD, PICKLE_IS_BLOB, REFERENCE, Parsed, parse
+
+__all__ = ["Encoded", "Parsed", "PutBlob", "decode", "encode", "parse"]
+
+PutBlob = Callable[[memoryview], Blob]
+"""Where a large buffer goes: it returns the blob that holds a snapshot of it."""
+
+_ATOMS = frozenset({int, float, bool, str, type(None), complex})
+_PLAIN_DEPTH = 3
+_PLAIN_LENGTH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A value ready to travel: `body` for the frame, `blobs` to be at the receiver before it."""
+
+    body: bytes
+    blobs: tuple[Blob, ...] = ()
+
+    def with_elapsed(self, elapsed_ns: int) -> bytes:
+        flags, count, _ = HEAD.unpack_from(self.body)
+        return HEAD.pack(flags, count, elapsed_ns) + self.body[HEAD.size :]
+
+
+_NOTHING = HEAD.pack(0, 0, 0)
+
+
+def encode(value: Any, put: PutBlob) -> Encoded:
+    """Pickle `value`. Raises whatever its pickling raises (TypeError, PicklingError, AttributeError, ...)."""
+    if _is_plain(value, _PLAIN_DEPTH):
+        data = pickle.dumps(value, protocol=5)
+        if len(data) <= INLINE_LIMIT:
+            return Encoded(_NOTHING + data)
+        return _with_blobs(data, [], put)
+    sink = io.BytesIO()
+    large: list[memoryview] = []
+    _Pickler(sink, large).dump(value)
+    data = sink.getvalue()
+    if not large and len(data) <= INLINE_LIMIT:
+        return Encoded(_NOTHING + data)
+    return _with_blobs(data, large, put)
+
+
+def _with_blobs(data: bytes, large: list[memoryview], put: PutBlob) -> Encoded:
+    blobs = [put(view) for view in large]
+    flags = 0
+    if len(data) > INLINE_LIMIT:
+        blobs.append(put(memoryview(data)))
+        data, flags = b"", PICKLE_IS_BLOB
+    names = b"".join(REFERENCE.pack(blob.digest, blob.size) for blob in blobs)
+    return Encoded(HEAD.pack(flags, len(blobs), 0) + names + data, tuple(blobs))
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether the C pickler alone gives the right bytes: built-in values, not too many to look at."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return kind is not str or len(value) <= INLINE_LIMIT
+    if kind is bytes:
+        return len(value) <= INLINE_LIMIT
+    if depth == 0:
+        return False
+    if kind is tuple or kind is list:
+        if len(value) > _PLAIN_LENGTH or depth == 1:
+            return {type(v) for v in value} <= _ATOMS
+        return all(_is_plain(v, depth - 1) for v in value)
+    if kind is dict:
+        return len(value) <= _PLAIN_LENGTH and _is_plain(list(value), 1) and _is_plain(list(value.values()), depth - 1)
+    return False
+
+
+class _LargeBytes:
+    """Stands for a bytes object in a pickle: the built-in's own pickling is always in band."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self.data), (pickle.PickleBuffer(self.data),)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    """cloudpickle with large buffers left out."""
+
+    def __init__(self, sink: io.BytesIO, large: list[memoryview]) -> None:
+        def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+            view = buffer.raw()
+            if view.nbytes < INLINE_LIMIT:
+                return True
+            large.append(view)
+            return False
+
+        super().__init__(sink, protocol=5, buffer_callback=keep_in_band)
+
+    def dump(self, value: Any) -> None:
+        super().dump(_with_large_bytes(value))
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = _reduce_torch_storage(obj)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+
+def _with_large_bytes(value: Any, depth: int = 3) -> Any:
+    """`value` with large bytes objects marked, in the containers a call's arguments are likely to hold them in."""
+    kind = type(value)
+    if kind in (bytes, bytearray):
+        return _LargeBytes(value) if len(value) >= INLINE_LIMIT else value
+    if depth and kind in (tuple, list) and any(type(v) in _BYTES_HOLDERS for v in value):
+        return kind(_with_large_bytes(v, depth - 1) for v in value)
+    if depth and kind is dict and any(type(v) in _BYTES_HOLDERS for v in value.values()):
+        return {k: _with_large_bytes(v, depth - 1) for k, v in value.items()}
+    return value
+
+
+_BYTES_HOLDERS = frozenset({bytes, bytearray, tuple, list, dict})
+
+
+def _reduce_torch_storage(obj: Any) -> Any:
+    """A torch storage as a buffer. torch's own pickling copies the bytes into the stream twice.
+
+    The storage, not the tensor, is the unit: views of one tensor still share memory on the other side.
+    """
+    if type(obj).__name__ not in ("TypedStorage", "UntypedStorage") or "torch" not in sys.modules:
+        return None
+    import torch
+
+    if isinstance(obj, torch.storage.TypedStorage):
+        return _typed_storage, (obj._untyped_storage, obj.dtype)
+    if not isinstance(obj, torch.UntypedStorage):
+        return None
+    on_cpu = obj if obj.device.type == "cpu" else obj.cpu()
+    view = torch.empty(0, dtype=torch.uint8).set_(on_cpu).numpy()  # type: ignore[call-overload]
+    return _untyped_storage, (pickle.PickleBuffer(view) if view.nbytes else b"",)
+
+
+def _typed_storage(untyped: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def _untyped_storage(buffer: Any) -> Any:
+    import torch
+
+    if not memoryview(buffer).nbytes:
+        return torch.UntypedStorage(0)
+    if memoryview(buffer).readonly:  # in band, it arrives as bytes; a tensor must be writable
+        buffer = bytearray(buffer)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def decode(parsed: Parsed, blobs: Iterable[Blob]) -> Any:
+    """Unpickle over fresh private mappings of `blobs` (in the order of `parsed.references`)."""
+    buffers: list[Any] = [blob.map() for blob in blobs]
+    data: Any = buffers.pop() if parsed.pickle_is_blob else parsed.pickle
+    return pickle.loads(data, buffers=[pickle.PickleBuffer(b) for b in buffers])

@@ -1,0 +1,114 @@
+"""The bodies of task frames, read by client, agent and slot.
+
+    TASK | function digest 16 | mode u8 | call kind u8 | input streams u16 | number u32 | payload ... |
+
+`number` is the first index of a chunk, or the items of credit that a stream starts with.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+from ..topology import AcceleratorInfo, Peer, Rank
+
+__all__ = [
+    "CALL_KINDS",
+    "TASK_HEAD",
+    "InputStream",
+    "Mode",
+    "NodeConfig",
+    "RankOrder",
+    "TaskHead",
+    "Topology",
+    "pack_task",
+    "unpack_task",
+]
+
+TASK_HEAD = struct.Struct("<16sBBHI")
+CALL_KINDS: tuple[Literal["plain", "broadcast", "gang"], ...] = ("plain", "broadcast", "gang")
+
+
+class Mode(IntEnum):
+    CALL = 0  # payload: (args, kwargs)
+    CHUNK = 1  # payload: (items, star, return_exceptions)
+    STREAM = 2  # payload: (args, kwargs); the function is a generator function
+
+
+class TaskHead(NamedTuple):
+    function: bytes
+    mode: int
+    kind: int
+    inputs: int
+    number: int
+
+
+def pack_task(head: TaskHead, payload: bytes) -> bytes:
+    return TASK_HEAD.pack(*head) + payload
+
+
+def unpack_task(body: bytes) -> TaskHead:
+    return TaskHead(*TASK_HEAD.unpack_from(body))
+
+
+@dataclass(frozen=True, slots=True)
+class InputStream:
+    """Stands in the arguments for an iterator that the client feeds; `lane` is its number among the arguments."""
+
+    lane: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The pool as the client knows it once all nodes have said who they are."""
+
+    job_id: str
+    node: int
+    peers: tuple[Peer, ...]
+    accelerators: tuple[int, ...]
+    """Of each node, by index."""
+    accelerator: AcceleratorInfo | None = None
+    """This node's own."""
+    interface: str = ""
+    initializer: bytes | None = None
+    """Pickled (function, args), run once in each slot process before its first task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """What an agent is told when it is started. `lease_s`: seconds without a sign of the keeper until it ends."""
+
+    pool: str
+    node: int
+    folder: str
+    slots: int
+    executor: Literal["process", "thread"] = "process"
+    python: str
+    path: tuple[str, ...]
+    """The slots' sys.path."""
+    cwd: str
+    env: tuple[tuple[str, str], ...]
+    """The whole environment of the user's processes."""
+    address: str = "127.0.0.1"
+    interface: str = ""
+    lease_s: float = 5.0
+    cancel_grace_s: float = 3.0
+    log_limit_bytes: int = 1 << 20
+    blob_limit_bytes: int = 0
+    """In memory; the rest is spilled to `folder`. 0: a quarter of the machine's."""
+    threads_per_slot: int = 1
+    machine_slots: int = 1
+    """Slots on this machine of all its nodes: what its cores are divided by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOrder:
+    """A new process for one rank of a gang. `launch` is the pickled Launch; loading it imports no framework."""
+
+    rank: Rank
+    launch: bytes
+    preload: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = field(default=())
+    """Beyond the node's environment; set before anything is imported."""
