@@ -21,7 +21,7 @@ _MODULES = {
     "skyward.accelerators": ("Accelerator",),
     "skyward.allocation": ("AllocationStrategy",),
     "skyward.cluster.future": ("Future",),
-    "skyward.compute": (
+    "skyward.calls": (
         "CallOptions",
         "ComputeFunction",
         "PendingCompute",

@@ -13,7 +13,7 @@ from .cluster.functions import FunctionTable
 from .cluster.future import Future
 from .cluster.gang import Gang
 from .cluster.tasks import CallTask, Received, ResultStream, StreamTask, Task, TaskFailure, WireFunction
-from .compute import CallOptions, PendingCompute
+from .calls import CallOptions, PendingCompute
 from .errors import ArgumentNotPicklable, UsageError
 from .launch import Launch
 from .streams import WINDOW, InputFeed, is_generator, take_inputs

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .cluster.future import Future
-from .compute import ComputeFunction, compute
+from .calls import ComputeFunction, compute
 
 if TYPE_CHECKING:
     from .pool import ComputePool

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from .cluster.direct import DirectEngine
 from .cluster.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
-from .compute import CallOptions
+from .calls import CallOptions
 from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, UsageError
 from .slot.execute import RaisedItem

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
-from .compute import ComputeFunction
+from .calls import ComputeFunction
 from .errors import UsageError
 from .topology import InstanceInfo
 

@@ -22,7 +22,7 @@ from .cluster.direct import DirectEngine
 from .cluster.future import Future
 from .cluster.keeper import Keeper
 from .cluster.link import connect
-from .compute import (
+from .calls import (
     CallOptions,
     ComputeFunction,
     PendingCompute,

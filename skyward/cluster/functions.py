@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..compute import ComputeFunction, find_by_name
+from ..calls import ComputeFunction, find_by_name
 from ..wire.blobs import content_digest
 from ..wire.payloads import PutBlob, encode
 from .tasks import WireFunction

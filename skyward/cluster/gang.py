@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..compute import CallOptions
+from ..calls import CallOptions
 from ..errors import RendezvousFailed
 from ..launch import Launch
 from ..topology import Peer, Rank

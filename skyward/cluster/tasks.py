@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from ..compute import CallOptions
+from ..calls import CallOptions
 from ..errors import NodeError, NodeLost, SlotLost
 from ..wire.blobs import Blob
 from ..wire.failures import Failure, decode_failure

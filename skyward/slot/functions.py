@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..compute import ComputeFunction
+from ..calls import ComputeFunction
 from ..errors import PayloadNotLoadable
 from ..wire.blobs import Blob
 from ..wire.payloads import decode, parse
