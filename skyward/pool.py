@@ -202,6 +202,19 @@ class ComputePool:
         """nodes x concurrency."""
         return self.nodes * self.concurrency
 
+    @property
+    def spec(self) -> PoolSpec:
+        """What the pool asks of its provider."""
+        return self._spec
+
+    def agent_pids(self) -> dict[int, int]:
+        """By node: the process id of its agent, on that node's machine. A node that is being replaced is not in it.
+
+        For tests and tools (see `skyward.testing.Faults`); calls need none of it.
+        """
+        engine, _ = self._running()
+        return engine.agent_pids()
+
     def start(self) -> ComputePool:
         """Make the machines and connect to them; what fails, or is interrupted, leaves nothing behind."""
         with self._lock:

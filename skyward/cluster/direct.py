@@ -190,6 +190,11 @@ class DirectEngine:
         """Of the node that has fewest."""
         return min((self._accelerators(n) for n in self._links), default=0)
 
+    def agent_pids(self) -> dict[int, int]:
+        """Of the nodes that are up: the process id of the agent, on its machine."""
+        with self._lock:
+            return {node: int(link.facts["pid"]) for node, link in self._links.items()}
+
     def submit(self, task: Task, *, pinned: int | None = None) -> None:
         """Raises PoolClosed. Everything else is told to the task."""
         with self._changing():
