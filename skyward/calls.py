@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future as StdFuture
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from math import inf
+from numbers import Real
 from types import ModuleType
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
@@ -55,7 +57,7 @@ class CallOptions:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout_s is not None and not self.timeout_s > 0:
+        if self.timeout_s is not None and not is_seconds(self.timeout_s):
             raise UsageError(f"timeout_s: {self.timeout_s!r}; it is a number of seconds > 0, or None for no limit")
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
             raise UsageError(f"retries: {self.retries!r}; it is a whole number >= 0")
@@ -64,6 +66,13 @@ class CallOptions:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise UsageError(f"retry_on: {kind!r} is not an exception class; give one, or a tuple of them")
         object.__setattr__(self, "retry_on", kinds)
+
+
+def is_seconds(value: object, *, or_zero: bool = False) -> bool:
+    """Whether it is a finite number > 0."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    return 0 < value < inf or (or_zero and value == 0)
 
 
 _ALIASES = {"timeout": "timeout_s"}

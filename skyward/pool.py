@@ -27,6 +27,7 @@ from .calls import (
     ComputeFunction,
     PendingCompute,
     PendingComputeGroup,
+    is_seconds,
     pop_active,
     push_active,
 )
@@ -137,7 +138,7 @@ class ComputePool:
             raise UsageError(f"provider: {provider!r} is not a provider; give sky.Local(), for example")
         if initializer is not None and not callable(initializer):
             raise UsageError(f"initializer: {initializer!r} is not a function")
-        if cancel_grace_s < 0:
+        if not is_seconds(cancel_grace_s, or_zero=True):
             raise UsageError(f"cancel_grace_s: {cancel_grace_s!r}; it is a number of seconds >= 0")
         validate_allocation(allocation)
         self.provider = provider
@@ -532,7 +533,7 @@ def _check_count(field: str, value: object) -> None:
 
 
 def _check_positive(field: str, value: float | None) -> None:
-    if value is not None and not value > 0:
+    if value is not None and not is_seconds(value):
         raise UsageError(f"{field}: {value!r}; it is a number of seconds > 0")
 
 

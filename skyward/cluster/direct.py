@@ -390,7 +390,8 @@ class DirectEngine:
             while self._deadlines and self._deadlines[0][0] <= now:
                 _, _, callback = heapq.heappop(self._deadlines)
                 callback()
-            return max(0.0, self._deadlines[0][0] - now) if self._deadlines else None
+            # A selector refuses to wait for weeks; waking up once an hour costs nothing.
+            return min(3600.0, max(0.0, self._deadlines[0][0] - now)) if self._deadlines else None
 
     def _watch_blocked(self) -> None:
         with self._lock:

@@ -1,0 +1,154 @@
+"""`@compute` and the values it makes: nothing here opens a pool."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.errors import NoActivePool, UsageError
+
+
+@sky.compute
+def add(a: int, b: int = 1) -> int:
+    """Adds."""
+    return a + b
+
+
+class Scaled:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    @sky.compute
+    def times(self, x: int) -> int:
+        return self.factor * x
+
+
+def test_a_call_runs_nothing() -> None:
+    ran: list[int] = []
+    sky.compute(ran.append)(1)
+    assert ran == []
+
+
+def test_local_runs_the_original_here() -> None:
+    assert add.local(1, b=2) == 3
+
+
+def test_name_doc_and_signature_stay() -> None:
+    assert add.__name__ == "add"
+    assert add.__doc__ == "Adds."
+    assert list(inspect.signature(add).parameters) == ["a", "b"]
+
+
+def test_a_pending_call_says_what_it_is() -> None:
+    assert repr(add(1, b=2)) == "<pending add(1, b=2)>"
+    assert "..." in repr(sky.compute(len)("x" * 1000))
+
+
+def test_a_pending_call_has_no_truth_value() -> None:
+    with pytest.raises(UsageError, match="has not run"):
+        bool(add(1))
+
+
+@pytest.mark.parametrize("operator", [">>", ">", "@"])
+def test_without_a_pool_an_operator_says_how_to_open_one(operator: str) -> None:
+    with pytest.raises(NoActivePool, match="no pool is open here: write `with sky.ComputePool"):
+        eval(f"add(1) {operator} sky", {"add": add, "sky": sky})
+
+
+@pytest.mark.parametrize("target", [None, 3, "pool", pytest])
+def test_a_target_that_is_no_pool_is_named(target: Any) -> None:
+    with pytest.raises(UsageError, match="is not a pool"):
+        add(1) >> target
+
+
+def test_options_are_those_of_the_decorator_or_of_the_copy() -> None:
+    patient = sky.compute(timeout_s=5, retries=2, name="patient")(add.fn)
+    assert patient(1).options == sky.CallOptions(timeout_s=5, retries=2, name="patient")
+    assert patient(1).name == "patient"
+    changed = patient.with_options(retries=0)
+    assert (changed(1).options.retries, changed(1).options.timeout_s) == (0, 5)
+    assert patient(1).options.retries == 2
+    assert patient(1).with_options(timeout_s=None).options.timeout_s is None
+
+
+def test_the_references_spellings_are_accepted() -> None:
+    assert sky.compute(timeout=7)(add.fn)(1).options.timeout_s == 7
+    assert add.with_timeout(3)(1).options.timeout_s == 3
+    assert add(1).with_timeout(4).options.timeout_s == 4
+    assert (add(1) & add(2)).with_timeout(6).items[1].options.timeout_s == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timeout_s": 0}, "timeout_s: 0; it is a number of seconds > 0"),
+        ({"timeout_s": -1.5}, "timeout_s: -1.5"),
+        ({"retries": -1}, "retries: -1; it is a whole number >= 0"),
+        ({"retries": True}, "retries: True"),
+        ({"retries": 1.5}, "retries: 1.5"),
+        ({"retry_on": 3}, "retry_on: 3 is not an exception class"),
+        ({"retry_on": (ValueError, "x")}, "retry_on: 'x' is not an exception class"),
+        ({"ttl": 600}, "ttl: not an option; leases replace it"),
+        ({"tiemout": 1}, "tiemout: not an option of a call; there are timeout_s, retries"),
+        ({"timeout": 1, "timeout_s": 2}, "given twice"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name_and_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sky.compute(**options)
+    with pytest.raises(UsageError, match=message):
+        add.with_options(**options)
+
+
+def test_timeout_of_the_wrong_kind_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="timeout_s: 'soon'"):
+        add.with_options(timeout_s="soon")
+
+
+def test_decorating_twice_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match="decorated already; use .with_options"):
+        sky.compute(add)  # type: ignore[arg-type]
+
+
+def test_decorating_what_is_no_function_is_refused() -> None:
+    with pytest.raises(UsageError, match="3 is not a function"):
+        sky.compute(3)  # type: ignore[call-overload]
+
+
+def test_and_makes_a_group_and_so_does_gather() -> None:
+    both = add(1) & add(2)
+    assert len(both) == 2
+    assert [p.args for p in both & add(3)] == [(1,), (2,), (3,)]
+    assert [p.args for p in both & (add(3) & add(4))] == [(1,), (2,), (3,), (4,)]
+    assert sky.gather(add(1), add(2)).items == both.items
+    assert sky.gather(add(1), stream=True, ordered=False).stream
+
+
+def test_a_group_takes_only_calls() -> None:
+    with pytest.raises(UsageError, match="gather: 3 is not a pending call; call a @compute function"):
+        sky.gather(add(1), 3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"write `\(a & b\) >> pool`"):
+        add(1) & 3  # type: ignore[operator]
+
+
+def test_a_decorated_method_is_bound() -> None:
+    pending = Scaled(3).times(2)
+    assert pending.fn.fn(*pending.args) == 6
+    assert Scaled.times.local(Scaled(2), 5) == 10
+
+
+def test_an_importable_function_is_pickled_by_name() -> None:
+    assert pickle.loads(pickle.dumps(add)) is add
+    assert len(pickle.dumps(add)) < 200
+
+
+def test_a_pending_call_is_a_frozen_value() -> None:
+    pending = add(1)
+    with pytest.raises((AttributeError, TypeError)):
+        pending.args = ()  # type: ignore[misc]
+    assert copy.copy(pending) == pending

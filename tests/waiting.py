@@ -1,0 +1,22 @@
+"""Waiting for something to happen, in tests and in the tasks they send: never by sleeping for luck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["lines_of", "until"]
+
+
+def until(condition: Callable[[], object], within_s: float = 20.0) -> None:
+    """Return when `condition()` is true. Raises AssertionError when the time is up."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s"
+        time.sleep(0.005)
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file that tasks append to; none if it does not exist yet."""
+    return path.read_text().splitlines() if path.exists() else []
