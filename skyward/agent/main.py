@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import socket
 import sys
 
@@ -23,15 +24,29 @@ SOCKET_NAME = "agent.sock"
 
 
 def main() -> int:
-    config: NodeConfig = pickle.loads(sys.stdin.buffer.read())
+    order = sys.stdin.buffer.read()
+    if not order:
+        return 1  # who started us died, or was interrupted, before it said what for
+    config: NodeConfig = pickle.loads(order)
     os.makedirs(config.folder, mode=0o700, exist_ok=True)
-    path = os.path.join(config.folder, SOCKET_NAME)
+    try:
+        listener = _listen(os.path.join(config.folder, SOCKET_NAME))
+    except BaseException as error:  # there is no watchdog yet that would tidy up
+        shutil.rmtree(config.folder, ignore_errors=True)
+        if isinstance(error, BrokenPipeError):
+            return 1  # nobody is left to hear that we are ready
+        raise
+    lease = Lease(config.lease_s)
+    return guard(lambda: Agent(config, lease, listener).run(), lease, config.folder)
+
+
+def _listen(path: str) -> socket.socket:
+    """Listen, and say so."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     old_mask = os.umask(0o177)
     listener.bind(path)
     os.umask(old_mask)
     listener.listen(8)
     listener.setblocking(False)
-    print(path, flush=True)
-    lease = Lease(config.lease_s)
-    return guard(lambda: Agent(config, lease, listener).run(), lease, config.folder)
+    os.write(1, f"{path}\n".encode())
+    return listener

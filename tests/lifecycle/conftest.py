@@ -1,0 +1,245 @@
+"""Real processes that are killed, stopped and interrupted, and the proof that nothing of ours outlives them.
+
+A `Sandbox` gives a test a runtime folder and a mark in the environment of its own. Every process that skyward or a
+task starts inherits the mark, however it detaches, so /proc tells who is alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+MARK = "SKYWARD_TEST_MARK"
+ROOT = Path(__file__).parent.parent.parent
+GONE_LIMIT_S = 15.0
+PREAMBLE = """
+import os, subprocess, sys, threading, time
+from pathlib import Path
+import skyward as sky
+
+here = Path(sys.argv[1])
+
+def say(word):
+    print(word, flush=True)
+
+@sky.compute
+def hang(name="begun"):
+    (here / name).touch()
+    time.sleep(600)
+    (here / "finished").touch()
+
+@sky.compute
+def pid():
+    return os.getpid()
+
+@sky.compute
+def hang_with_detached_children():
+    for _ in range(2):
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (here / "begun").touch()
+    time.sleep(600)
+"""
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    command: str
+
+
+def wait_until(is_true: Callable[[], object], what: str, limit_s: float = GONE_LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_true():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{limit_s:.0f} s passed, and still not: {what}")
+        time.sleep(0.01)
+
+
+def _processes_with(mark: str) -> list[Process]:
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if wanted not in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                continue
+            command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            if stat[0] not in "ZX":
+                found.append(Process(int(name), int(stat[1]), command))
+    return found
+
+
+class Client:
+    """A script of its own that uses skyward; what it says comes line by line."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+        self.process = process
+        self.pid = process.pid
+        self._errors = errors
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def says(self, word: str, limit_s: float = 30.0) -> None:
+        """Wait until it prints this very line."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                pytest.fail(f"the client did not say {word!r} within {limit_s:.0f} s; its stderr:\n{self.errors}")
+            if line == word:
+                return
+            if line is None:
+                pytest.fail(f"the client ended and never said {word!r}; its stderr:\n{self.errors}")
+
+    def ends(self, limit_s: float = 20.0) -> tuple[int, list[str]]:
+        """Wait for its end: exit code and the lines that were not waited for."""
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the client still runs after {limit_s:.0f} s; its stderr:\n{self.errors}")
+        self._reader.join(10)
+        lines = []
+        while (line := self._lines.get()) is not None:
+            lines.append(line)
+        return code, lines
+
+    def send(self, number: signal.Signals, *, to_group: bool = False) -> None:
+        if to_group:
+            os.killpg(self.pid, number)
+        else:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        self.process.wait()
+
+
+class Sandbox:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.clients: list[Client] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        # Coverage and the like must not start in processes that are about to be killed.
+        return {**os.environ, "TMPDIR": str(self.folder), MARK: self.mark, "PYTHONPATH": str(ROOT)}
+
+    def client(self, script: str) -> Client:
+        """Run `script` behind the preamble, as the leader of a process group."""
+        path = self.folder / f"client{len(self.clients)}.py"
+        path.write_text(PREAMBLE + script)
+        errors = path.with_suffix(".stderr")
+        with errors.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, str(path), str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env=self.environment,
+                text=True,
+                start_new_session=True,
+            )
+        client = Client(process, errors)
+        self.clients.append(client)
+        return client
+
+    def exists(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+    def waits_for(self, name: str) -> None:
+        wait_until(lambda: self.exists(name), f"the file {name!r} was made", 30)
+
+    def processes(self) -> list[Process]:
+        return _processes_with(self.mark)
+
+    def pids(self, role: str) -> list[int]:
+        """Of our processes of one kind: keeper, watchdog, agent, zygote, slot."""
+        alive = self.processes()
+        nodes = {p.pid: p for p in alive if "skyward.agent.main" in p.command}
+        workers = {p.pid: p for p in alive if "skyward.slot.zygote" in p.command}
+        watchdogs = [p for p in nodes.values() if p.parent not in nodes]
+        agents = [p for p in nodes.values() if p.parent in {w.pid for w in watchdogs}]
+        zygotes = [p for p in workers.values() if p.parent in {a.pid for a in agents}]
+        slots = [p for p in workers.values() if p.parent in {z.pid for z in zygotes}]
+        keepers = [p for p in alive if "skyward.cluster.keeper_process" in p.command]
+        found = {"keeper": keepers, "watchdog": watchdogs, "agent": agents, "zygote": zygotes, "slot": slots}[role]
+        return sorted(p.pid for p in found)
+
+    def kills(self, role: str) -> list[int]:
+        """SIGKILL to all of one kind; which they were."""
+        pids = self.pids(role)
+        assert pids, f"no {role} is alive"
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        return pids
+
+    def runtime_entries(self) -> list[str]:
+        folder = self.folder / f"skyward-{os.getuid()}"
+        return sorted(os.listdir(folder)) if folder.exists() else []
+
+    def proves_nothing_is_left(self) -> None:
+        """No process with the mark is alive and the runtime folder is empty, within 15 seconds."""
+        deadline = time.monotonic() + GONE_LIMIT_S
+        while (alive := self.processes()) or self.runtime_entries():
+            if time.monotonic() > deadline:
+                pytest.fail(f"after {GONE_LIMIT_S:.0f} s there are still {alive} and {self.runtime_entries()}")
+            time.sleep(0.02)
+
+    def clean(self) -> None:
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        for client in self.clients:
+            client.process.wait()
+            assert client.process.stdout is not None
+            client.process.stdout.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    """For clients that are processes of their own."""
+    made = Sandbox(Path(tempfile.mkdtemp(prefix="sky-", dir="/tmp")))  # a socket's path must be short
+    try:
+        yield made
+    finally:
+        made.clean()
+
+
+@pytest.fixture
+def inside(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
+    """For pools of this very process."""
+    monkeypatch.setenv(MARK, sandbox.mark)
+    monkeypatch.setenv("TMPDIR", str(sandbox.folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return sandbox

@@ -1,0 +1,143 @@
+"""The client dies without a word: nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.lifecycle.conftest import Sandbox
+
+pytestmark = pytest.mark.timeout(90)
+
+IDLE = """
+with sky.ComputePool(sky.Local(), nodes=2, concurrency=2) as pool:
+    pid() @ pool
+    (here / "begun").touch()
+    time.sleep(600)
+"""
+IN_A_CALL = """
+with sky.ComputePool(sky.Local(), nodes=2) as pool:
+    hang() >> pool
+"""
+IN_A_MAP = """
+def slow(x):
+    (here / "begun").touch()
+    time.sleep(0.05)
+    return x
+
+with sky.ComputePool(sky.Local(), nodes=2) as pool:
+    pool.map(slow, range(100000))
+"""
+IN_A_BROADCAST_WITH_DETACHED_CHILDREN = """
+with sky.ComputePool(sky.Local(), nodes=2) as pool:
+    hang_with_detached_children() @ pool
+"""
+WITH_THREAD_SLOTS = """
+with sky.ComputePool(sky.Local(), nodes=1, concurrency=2, executor="thread") as pool:
+    hang() >> pool
+"""
+DEAF_TO_SIGNALS = """
+@sky.compute
+def deaf():
+    import signal
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    (here / "begun").touch()
+    while True:
+        time.sleep(1)
+
+with sky.ComputePool(sky.Local()) as pool:
+    deaf() >> pool
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(IDLE, id="idle"),
+        pytest.param(IN_A_CALL, id="call"),
+        pytest.param(IN_A_MAP, id="map"),
+        pytest.param(IN_A_BROADCAST_WITH_DETACHED_CHILDREN, id="detached-grandchildren"),
+        pytest.param(WITH_THREAD_SLOTS, id="thread-slots"),
+        pytest.param(DEAF_TO_SIGNALS, id="deaf-task"),
+    ],
+)
+def test_a_killed_client_leaves_nothing(sandbox: Sandbox, script: str) -> None:
+    client = sandbox.client(script)
+    sandbox.waits_for("begun")
+    client.kill()
+    sandbox.proves_nothing_is_left()
+    assert not sandbox.exists("finished")
+
+
+@pytest.mark.parametrize("event", ["folder", "keeper", "slot"])
+def test_a_client_killed_while_it_starts_leaves_nothing(sandbox: Sandbox, event: str) -> None:
+    client = sandbox.client("sky.ComputePool(sky.Local(lease_s=1.0), nodes=2).start()\ntime.sleep(600)")
+    while not (sandbox.runtime_entries() if event == "folder" else sandbox.pids(event)):
+        assert client.process.poll() is None, client.errors
+    client.kill()
+    sandbox.proves_nothing_is_left()
+
+
+def test_nodes_end_by_their_lease_when_client_and_keeper_are_killed(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        "with sky.ComputePool(sky.Local(lease_s=1.0), nodes=2) as pool:\n    hang_with_detached_children() @ pool"
+    )
+    sandbox.waits_for("begun")
+    # Stopped first, or the one that is left for an instant would do its work.
+    (keeper,) = sandbox.pids("keeper")
+    os.kill(keeper, signal.SIGSTOP)
+    client.kill()
+    os.kill(keeper, signal.SIGKILL)
+    started = time.monotonic()
+    sandbox.proves_nothing_is_left()
+    assert time.monotonic() - started > 0.3, "the lease cannot have ended them"
+
+
+def test_a_script_that_never_closes_its_pool_exits_promptly_and_leaves_nothing(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        """
+pool = sky.ComputePool(sky.Local(), nodes=2).start()
+print((pid() >> pool) > 0)
+future = hang() > pool
+say("end")
+"""
+    )
+    client.says("end")
+    started = time.monotonic()
+    code, _ = client.ends(10)
+    assert code == 0, client.errors
+    assert time.monotonic() - started < 3
+    sandbox.proves_nothing_is_left()
+
+
+def test_a_client_that_calls_os_exit_leaves_nothing(sandbox: Sandbox) -> None:
+    client = sandbox.client("pool = sky.ComputePool(sky.Local()).start()\npid() >> pool\nos._exit(7)")
+    assert client.ends()[0] == 7
+    sandbox.proves_nothing_is_left()
+
+
+def test_an_exception_in_the_block_cancels_what_runs_and_comes_out(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        """
+try:
+    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+        futures = [hang(str(i)) > pool for i in range(4)]
+        while not (here / "0").exists():
+            time.sleep(0.01)
+        raise LookupError("mine")
+except LookupError as error:
+    say(repr(error))
+assert all(future.done() for future in futures)
+say("closed")
+"""
+    )
+    code, lines = client.ends()
+    assert (code, lines) == (0, ["LookupError('mine')", "closed"]), client.errors
+    sandbox.proves_nothing_is_left()
+    assert not sandbox.exists("finished")
