@@ -69,6 +69,10 @@ class _FedStreamTask(StreamTask):
     def on_input_credit(self, lane: int) -> None:
         self.feeds[lane].grant()
 
+    def on_error(self, failed: TaskFailure) -> None:
+        own = next((feed.error for feed in self.feeds if feed.error is not None), None)
+        super().on_error(failed) if own is None else self.on_failed(own)
+
 
 class Dispatch:
     """Makes tasks for one pool. Thread-safe."""

@@ -62,9 +62,9 @@ _MAX_REPLACEMENTS = 16
 class ComputePool:
     """Machines to send calls to, made when the block is entered and gone when it is left.
 
-    Leaving the block waits for calls that are still open; leaving it by an exception (Ctrl-C too) cancels them. If
-    this process dies, however it dies, its nodes end within `lease_s`. Thread-safe; several pools may be open at once.
-    Instead of `with`, `start()` and `close()` may be used (a notebook: open in one cell, use in others).
+    Leaving the block waits for calls that are still open, and closes streams that were not read to their end; leaving
+    it by an exception (Ctrl-C too) cancels them. If this process dies, however it dies, its nodes end within `lease_s`.
+    Thread-safe; several pools may be open at once. Instead of `with`, `start()` and `close()` may be used (a notebook: open in one cell, use in others).
 
     Args:
         provider: where machines come from: `sky.Local()`.
@@ -250,6 +250,7 @@ class ComputePool:
             return
         try:
             if not cancel and self.is_active:
+                self._engine.close_streams()
                 self._engine.wait_idle()
         finally:
             pop_active(self)

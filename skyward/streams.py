@@ -74,6 +74,8 @@ class InputFeed:
         self._future = future
         self._credit = threading.Semaphore(WINDOW)
         self._is_stopped = False
+        self.error: BaseException | None = None
+        """What the iterator raised."""
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"skyward-feed-{self._task}", daemon=True).start()
@@ -93,6 +95,7 @@ class InputFeed:
                     return
                 self._engine.send_stream_item(self._task, self._lane, encode(item, self._put))
         except BaseException as error:  # the user's iterator, or an item that cannot be pickled
+            self.error = error
             if self._future is not None:
                 self._future.settle_error(error)
             self._engine.send_stream(self._task, Kind.IN_ERROR, lane=self._lane)

@@ -276,6 +276,14 @@ class DirectEngine:
             else:
                 self._tell(node, Kind.CLOSE, task_id)
 
+    def close_streams(self) -> None:
+        """Stop the generators that run: their readers get PoolClosed. Nobody may ever read them to their end."""
+        with self._lock:
+            streams = [task for task in self._tasks.values() if isinstance(task, StreamTask)]
+        for task in streams:
+            task.on_failed(PoolClosed(f"the pool was closed before {task.name!r} was read to its end"))
+            self.close_stream(task.id)
+
     # Carrying out ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
