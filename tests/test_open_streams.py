@@ -1,0 +1,58 @@
+"""Streams that are not read to their end, and iterators that raise while they are streamed in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import PoolClosed
+
+
+@sky.compute
+def endless(trace: Path) -> Iterator[int]:
+    try:
+        yield from itertools.count()
+    finally:
+        trace.write_text("closed")
+
+
+@sky.compute
+def doubled(values: Iterator[int]) -> Iterator[int]:
+    for value in values:
+        yield 2 * value
+
+
+@sky.compute
+def total(values: Iterator[int]) -> int:
+    return sum(values)
+
+
+def broken() -> Iterator[int]:
+    yield 1
+    yield 2
+    raise LookupError("of the caller")
+
+
+def test_pool_with_a_stream_that_nobody_reads_on_can_be_left(tmp_path: Path) -> None:
+    with sky.ComputePool(provider=sky.Local()) as pool:
+        stream = endless(tmp_path / "trace") >> pool
+        assert next(stream) == 0
+    assert (tmp_path / "trace").read_text() == "closed"
+    with pytest.raises(PoolClosed, match="before 'endless' was read to its end"):
+        list(stream)
+
+
+def test_error_of_an_iterator_that_is_streamed_in_arrives_as_itself() -> None:
+    with sky.ComputePool(provider=sky.Local()) as pool:
+        with pytest.raises(LookupError, match="of the caller"):
+            total(broken()) >> pool
+        read = []
+        with pytest.raises(LookupError, match="of the caller"):
+            for value in doubled(broken()) >> pool:
+                read.append(value)
+        assert read == [2, 4]
+        assert total(iter([1, 2])) >> pool == 3
