@@ -55,7 +55,13 @@ def main(fd: int) -> None:
     """Entry of the process: read the configuration, import, then fork on demand until the agent goes away."""
     die_with_parent()
     sock = socket.socket(fileno=fd)
-    config: ZygoteConfig = pickle.loads(sock.recv(_PACKET))
+    with contextlib.suppress(ConnectionError):  # the agent has ended, and we with it
+        order = sock.recv(_PACKET)
+        if order:
+            _serve(sock, pickle.loads(order))
+
+
+def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
     sys.path[:] = config.path
     with _one_thread_each():
         for module in config.preload:
