@@ -176,6 +176,8 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
     die_with_parent()
     with contextlib.suppress(PermissionError):  # executed afresh, it leads a session already
         os.setsid()
+    # The watchdog above ignores it, and what is ignored is inherited: a task could not terminate its own subprocess.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sock_fd, out, err, page = fds
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
