@@ -1,0 +1,95 @@
+"""Every example runs and shows what it promises, and the guides show the examples as they are."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9][0-9]_*.py"))
+GUIDES = sorted((ROOT / "guides").glob("*.md"))
+
+# What a reader is told to see, as regular expressions; in the order in which they appear.
+SHOWS: dict[str, tuple[str, ...]] = {
+    "01_hello": (
+        r"<pending hello\('Ada'\)>",
+        r"hello Ada, from node 0 of 2, process \d+",
+        r"hello Grace, from node 0 of 2, process \d+\nhello Grace, from node 1 of 2, process \d+",
+        r"22/7 = 3\.1429",
+        r"divide\(1, 0\): ZeroDivisionError: division by zero\s+Remote traceback \(node 0, task 'divide'\):",
+        r"01_hello\.py\", line \d+, in divide\n    return a / b",
+        r"here, without a pool: 0\.25",
+    ),
+    "02_parallel": (
+        r"a group: \(0\.4, 0\.3, 0\.2\) in \d",
+        r"as they end: \[0\.1, 0\.3, 0\.6\]",
+        r"pi is about 3\.1",
+        r"map: 100,000 values, the last is 9,999,800,001",
+        r"imap: \[0, 1, 4, 9, 16\]",
+        r"executor: 285",
+    ),
+    "03_broadcast": (
+        r"words on each node: \[14, 14, 14\]",
+        r"most frequent: \[\('it', 7\)",
+        r"mean 5\.002, standard deviation 2\.000, of 2,000,000 numbers",
+        r"\['the head', 'another node', 'another node'\]",
+    ),
+    "04_sharding": (
+        r"list: \[\['a', 'd', 'g'\], \['b', 'e'\], \['c', 'f'\]\]",
+        r"arrays, shuffled: \[\(334, True\), \(333, True\), \(333, True\)\]",
+        r"equal lengths: \[33, 33, 33\]",
+        r"data frame: \[\['Oslo', 'Bonn'\], \['Lima'\], \['Pune'\]\]",
+        r"on one node: \['a', 'b', 'c', 'd', 'e', 'f', 'g'\]",
+        r"unequal lengths: .*list 3, list 2",
+        r"without a pool: \['a', 'b', 'c', 'd', 'e', 'f', 'g'\]",
+    ),
+    "05_streaming": (
+        r"\{'epoch': 0, 'loss': 0\.7\}\n.*\n.*\n\{'epoch': 3, 'loss': 0\.24\}",
+        r"five of an endless stream: \[0, 1, 2, 3, 4\]\nand then: it stopped by itself",
+        r"means: \[3\.0, 4\.0, 6\.0, 5\.0\]",
+    ),
+}
+
+
+def run_example(path: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": "1"}
+    return subprocess.run(
+        [sys.executable, path], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_shows_what_it_promises(path: Path) -> None:
+    done = run_example(path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    position = 0
+    for pattern in SHOWS.get(path.stem, (r"\S",)):
+        found = re.compile(pattern).search(done.stdout, position)
+        assert found, f"{pattern!r} is not in what {path.name} printed, or out of order:\n{done.stdout}{done.stderr}"
+        position = found.end()
+
+
+def test_output_of_a_broadcast_comes_from_the_head_only() -> None:
+    printed = run_example(ROOT / "examples" / "03_broadcast.py").stdout
+    assert re.findall(r"\[node (\d)\] my share", printed) == ["0"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_guide_contains_the_example_verbatim(path: Path) -> None:
+    block = f"```python\n{path.read_text()}```\n"
+    assert any(block in guide.read_text() for guide in GUIDES), (
+        f"no guide contains {path.name} as it is: copy the whole file into the ```python block of its guide"
+    )
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_has_a_main_and_a_readable_length(path: Path) -> None:
+    source = path.read_text()
+    assert '\ndef main() -> None:\n' in source
+    assert source.endswith('if __name__ == "__main__":\n    main()\n')
+    assert len(source.splitlines()) <= 110
