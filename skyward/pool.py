@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import inspect
 import os
 import sys
 import threading
@@ -124,20 +125,31 @@ class ComputePool:
     ) -> None:
         if aliases:
             given = {k: v for k, v in locals().items() if k not in ("self", "provider", "aliases", "__class__")}
-            self.__init__(provider, **{**given, **_translated(aliases)})  # type: ignore[misc]
+            self.__init__(provider, **{**given, **_translated(aliases, given)})  # type: ignore[misc]
             return
         _check_count("nodes", nodes)
         _check_count("concurrency", concurrency)
         _check_choice("executor", executor, ("process", "thread"))
         _check_choice("architecture", architecture, (None, "x86_64", "arm64"))
-        if max_inflight is not None:
-            _check_count("max_inflight", max_inflight)
-        _check_positive("default_timeout_s", default_timeout_s)
-        _check_positive("provision_timeout_s", provision_timeout_s)
+        for field, count in (("max_inflight", max_inflight), ("vcpus", vcpus)):
+            if count is not None:
+                _check_count(field, count)
+        _check_above_zero("memory_gib", memory_gib, "GiB")
+        _check_above_zero("max_hourly_cost", max_hourly_cost, "USD per hour")
+        _check_above_zero("default_timeout_s", default_timeout_s, "seconds")
+        _check_above_zero("provision_timeout_s", provision_timeout_s, "seconds")
         if not hasattr(provider, "launch"):
             raise UsageError(f"provider: {provider!r} is not a provider; give sky.Local(), for example")
         if initializer is not None and not callable(initializer):
             raise UsageError(f"initializer: {initializer!r} is not a function")
+        if not isinstance(initargs, tuple | list):
+            raise UsageError(f"initargs: {initargs!r}; it is a tuple of the initializer's arguments")
+        if not isinstance(logs, bool) and not callable(logs):
+            raise UsageError(f"logs: {logs!r}; it is True, False or a function of a LogLine")
+        if image is not None and not isinstance(image, Image):
+            raise UsageError(f"image: {image!r} is not a sky.Image")
+        if accelerator is not None and not isinstance(accelerator, str | Accelerator):
+            raise UsageError(f"accelerator: {accelerator!r}; it is a name or a value of sky.accelerators")
         if not is_seconds(cancel_grace_s, or_zero=True):
             raise UsageError(f"cancel_grace_s: {cancel_grace_s!r}; it is a number of seconds >= 0")
         validate_allocation(allocation)
@@ -161,7 +173,7 @@ class ComputePool:
             provision_timeout_s=provision_timeout_s,
         )
         self._sink: LogSink | None = printer() if logs is True else logs if callable(logs) else None
-        self._initializer = None if initializer is None else (initializer, initargs)
+        self._initializer = None if initializer is None else (initializer, tuple(initargs))
         self._name = f"pool-{uuid.uuid4().hex[:8]}"
         self._lock = threading.Lock()
         self._engine: DirectEngine | None = None
@@ -184,9 +196,9 @@ class ComputePool:
             raise UsageError(f"pool {name!r} is in neither ./skyward.toml nor ~/.skyward/defaults.toml; there: {known}")
         fields = dict(pools[name])
         provider = dict(config.get("providers", {}).get(fields.get("provider", ""), {"type": fields.get("provider")}))
-        fields["provider"] = load(str(provider.pop("type")))(**provider)
+        fields["provider"] = _from_table(load(str(provider.pop("type"))), provider, f"the provider of pool {name!r}")
         if "image" in fields:
-            fields["image"] = Image(**fields["image"])
+            fields["image"] = _from_table(Image, fields["image"], f"the image of pool {name!r}")
         return cls(**{**fields, **overrides})
 
     Named = named
@@ -519,12 +531,16 @@ def _joined(futures: list[Future[Any]]) -> Future[tuple[Any, ...]]:
     return joined
 
 
-def _translated(aliases: dict[str, Any]) -> dict[str, Any]:
+def _translated(aliases: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    defaults = inspect.signature(ComputePool).parameters
     for name in aliases:
         if name in _REFUSED:
             raise UsageError(f"{name}: not an option; {_REFUSED[name]}")
         if name not in _ALIASES:
             raise UsageError(f"{name}: not an option of ComputePool; see help(sky.ComputePool)")
+        proper = _ALIASES[name]
+        if given[proper] != defaults[proper].default:
+            raise UsageError(f"{name}: given twice ({proper} is the same option)")
     return {_ALIASES[name]: value for name, value in aliases.items()}
 
 
@@ -533,9 +549,9 @@ def _check_count(field: str, value: object) -> None:
         raise UsageError(f"{field}: {value!r}; it is a whole number >= 1")
 
 
-def _check_positive(field: str, value: float | None) -> None:
+def _check_above_zero(field: str, value: float | None, unit: str) -> None:
     if value is not None and not is_seconds(value):
-        raise UsageError(f"{field}: {value!r}; it is a number of seconds > 0")
+        raise UsageError(f"{field}: {value!r}; it is a number of {unit} > 0")
 
 
 def _check_choice(field: str, value: object, choices: tuple[object, ...]) -> None:
@@ -579,6 +595,13 @@ def _toml(path: str) -> dict[str, Any]:
         return {}
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def _from_table(make: Callable[..., T], table: dict[str, Any], where: str) -> T:
+    try:
+        return make(**table)
+    except TypeError as error:
+        raise UsageError(f"{where}: {str(error).partition(') ')[2]}") from error
 
 
 def _merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
