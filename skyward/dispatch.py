@@ -20,6 +20,7 @@ from .streams import WINDOW, InputFeed, is_generator, take_inputs
 from .wire.blobs import BlobStore
 from .wire.frames import Kind
 from .wire.payloads import Encoded, encode
+from .wire.seen import SeenArrays
 from .wire.tasks import Mode, TaskHead
 
 __all__ = ["Dispatch"]
@@ -88,11 +89,13 @@ class Dispatch:
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
-    def on_one_node(self, pending: PendingCompute[Any], *, is_strict: bool = False) -> Future[Any]:
+    def on_one_node(
+        self, pending: PendingCompute[Any], *, is_strict: bool = False, seen: SeenArrays | None = None
+    ) -> Future[Any]:
         """A future of the call's value, or of an iterator if the function is a generator function."""
         if pending.fn.launch.is_gang:
             return self._gang(pending, nodes=None)
-        return self._call(pending, kind=_PLAIN, pinned=None, is_strict=is_strict)
+        return self._call(pending, kind=_PLAIN, pinned=None, is_strict=is_strict, seen=seen)
 
     def on_all_nodes(self, pending: PendingCompute[Any]) -> list[Future[Any]]:
         """One future for each node; or, for a gang, one future of the whole list."""
@@ -102,7 +105,13 @@ class Dispatch:
         return [self._call(pending, kind=_BROADCAST, pinned=node) for node in nodes]
 
     def _call(
-        self, pending: PendingCompute[Any], *, kind: int, pinned: int | None, is_strict: bool = False
+        self,
+        pending: PendingCompute[Any],
+        *,
+        kind: int,
+        pinned: int | None,
+        is_strict: bool = False,
+        seen: SeenArrays | None = None,
     ) -> Future[Any]:
         engine, function = self._engine, pending.fn.fn
         task_id = engine.next_id()
@@ -114,7 +123,7 @@ class Dispatch:
             "id": task_id,
             "name": pending.name,
             "function": self.function(pending.fn, pending.name),
-            "payload": self.arguments(args, kwargs, pending.name),
+            "payload": self.arguments(args, kwargs, pending.name, seen),
             "options": options,
             "timeout_s": self._timeout_s(options),
         }
@@ -191,10 +200,13 @@ class Dispatch:
     def payload(self, value: Any) -> Encoded:
         return encode(value, self._store.put)
 
-    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Encoded:
+    def arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, seen: SeenArrays | None = None
+    ) -> Encoded:
         """Raises ArgumentNotPicklable, naming the argument."""
+        put = self._store.put
         try:
-            return encode((args, kwargs), self._store.put)
+            return encode((args, kwargs), put if seen is None else lambda data: seen.put(data, put))
         except Exception as error:
             which = self._unpicklable(args, kwargs)
             raise ArgumentNotPicklable(

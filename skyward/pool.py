@@ -42,6 +42,7 @@ from .mapping import Chunk, MapRun, check_chunk
 from .providers import load
 from .providers.base import Provider
 from .wire.frames import INLINE_LIMIT, Kind, pack
+from .wire.seen import SeenArrays
 
 __all__ = ["ComputePool"]
 
@@ -356,6 +357,10 @@ class ComputePool:
 
     def _submit_strict(self, pending: PendingCompute[T]) -> Future[T]:
         return self._running()[1].on_one_node(pending, is_strict=True)
+
+    def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]:
+        """`submit` for integrations that send the same arrays many times; see SeenArrays."""
+        return self._running()[1].on_one_node(pending, seen=seen)
 
     def broadcast(self, pending: PendingCompute[T]) -> list[T]:
         """Run the call on every node and wait for all: values in the order of the nodes: `pending @ pool`.

@@ -1,0 +1,349 @@
+"""joblib on a pool: every `Parallel` call, and so all of scikit-learn, runs on the pool's slots.
+
+joblib cuts the calls into batches, this backend sends each batch as one task. What joblib does in its process-based
+backends holds here: automatic batch sizes, `n_jobs`, generators, timeouts, nesting. Large arrays cross once to each
+node; a slot maps them and may write to its own view.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import queue
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ..calls import CallOptions, PendingCompute, compute
+from ..errors import MissingDependency
+from ..slot.runtime import instance_info
+from ..wire.seen import SeenArrays
+
+try:
+    from joblib import parallel_config
+    from joblib.parallel import (
+        AutoBatchingMixin,
+        FallbackToBackend,
+        ParallelBackendBase,
+        SequentialBackend,
+        ThreadingBackend,
+        cpu_count,
+    )
+except ImportError as error:
+    raise MissingDependency("joblib is not installed: pip install 'skyward[joblib]'") from error
+
+__all__ = ["SkywardBackend", "joblib_backend", "sklearn_backend"]
+
+T = TypeVar("T")
+
+
+class Pool(Protocol):
+    """What is asked of a pool."""
+
+    @property
+    def total_slots(self) -> int: ...
+    def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]: ...
+
+
+PoolT = TypeVar("PoolT", bound=Pool)
+
+
+@contextlib.contextmanager
+def joblib_backend(pool: PoolT, *, n_jobs: int = -1, retries: int = 0) -> Iterator[PoolT]:
+    """Inside the block, joblib runs on `pool`; afterwards on what it ran on before.
+
+    As joblib's own contexts it holds in this thread only. Nothing is registered and nothing stays.
+
+    Args:
+        pool: an open pool.
+        n_jobs: for calls that set none: -1 for every slot of the pool, n for n at once.
+        retries: how often a batch may be run again after the loss of its node or slot, >= 0.
+
+    Raises:
+        UsageError: an argument is out of its range.
+
+    Example:
+        >>> with joblib_backend(pool):  # doctest: +SKIP
+        ...     Parallel()(delayed(sqrt)(i) for i in range(10))
+    """
+    backend = SkywardBackend(pool=pool, retries=retries)
+    with parallel_config(backend=backend, n_jobs=n_jobs):
+        yield pool
+
+
+@contextlib.contextmanager
+def sklearn_backend(pool: PoolT, *, n_jobs: int = -1, retries: int = 0) -> Iterator[PoolT]:
+    """`joblib_backend` for scikit-learn: estimators and searches with `n_jobs=None` or -1 run on `pool`.
+
+    Raises MissingDependency where scikit-learn is not installed.
+    """
+    try:
+        importlib.import_module("sklearn")
+    except ImportError as error:
+        raise MissingDependency("scikit-learn is not installed: pip install 'skyward[sklearn]'") from error
+    with joblib_backend(pool, n_jobs=n_jobs, retries=retries):
+        yield pool
+
+
+class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships no types
+    """A joblib backend on an open pool; give it to `joblib.parallel_config` or `Parallel(backend=...)`.
+
+    It holds no state of a call, so any number of `Parallel` objects may share it, in several threads too: each of
+    them gets a backend of its own when it is configured.
+    """
+
+    supports_retrieve_callback = True
+    supports_sharedmem = False
+    default_n_jobs = -1
+
+    def __init__(self, *, pool: Pool, retries: int = 0, nesting_level: int | None = None) -> None:
+        super().__init__(nesting_level=nesting_level)
+        self.pool = pool
+        self.options = CallOptions(retries=retries)
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """How many calls run at once: all slots for -1 and None, one less for -2, never more than there are."""
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        slots = self.pool.total_slots
+        if n_jobs is None:
+            return slots
+        return min(n_jobs, slots) if n_jobs > 0 else max(slots + 1 + n_jobs, 1)
+
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
+        """Hand over: to this process for `n_jobs=1`, else to a backend of the call's own."""
+        self.effective_n_jobs(n_jobs)
+        if n_jobs == 1:
+            raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+        raise FallbackToBackend(_CallBackend(self))
+
+    def submit(self, func: Any, callback: Any = None) -> Any:
+        raise RuntimeError("SkywardBackend is configured by a Parallel object before anything is submitted")
+
+
+@dataclass(eq=False)
+class _Batch:
+    """What joblib keeps of a batch that it submitted."""
+
+    calls: Callable[[], list[Any]]
+    callback: Callable[[Future[Any]], object] | None
+
+
+class _CallBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib ships no types
+    """The backend of one `Parallel` object: its batches under way, its arrays, its batch size.
+
+    joblib calls `submit` from the user's thread and from the thread that runs its callbacks. That one is ours and not
+    the pool's: a callback reads the user's iterable, which may wait for the pool, and unpickles results.
+    """
+
+    supports_retrieve_callback = True
+    # A batch costs us well under a millisecond (and loky several): smaller ones leave less waiting at the end.
+    MIN_IDEAL_BATCH_DURATION = 0.03
+    MAX_IDEAL_BATCH_DURATION = 0.5
+
+    def __init__(self, shared: SkywardBackend) -> None:
+        super().__init__(nesting_level=shared.nesting_level)
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._limit = 0
+        self._waiting: deque[_Batch] = deque()
+        self._running: dict[_Batch, Future[Any] | None] = {}  # None: it is being sent
+        self._is_aborted = False
+        self._seen: SeenArrays | None = None
+        self._ended: queue.SimpleQueue[tuple[_Batch, Future[Any]] | None] | None = None
+
+    # Life -----------------------------------------------------------------------------------------------------------
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        # Two at least: for one, joblib would run the calls in this process, and a pool of one slot is still
+        # somewhere else. `_limit` keeps to the true number.
+        return max(2, self._shared.effective_n_jobs(n_jobs))
+
+    def configure(
+        self,
+        n_jobs: int = 1,
+        parallel: Any = None,
+        max_nbytes: int | None = None,
+        mmap_mode: str | None = "r",
+        **options: Any,
+    ) -> int:
+        """`max_nbytes` as for joblib's memmapping: from that size on an array is looked at once in a call."""
+        self.parallel = parallel
+        self._limit = self._shared.effective_n_jobs(n_jobs)
+        is_off = max_nbytes is None or mmap_mode is None
+        self._seen = None if is_off else SeenArrays(max_nbytes)
+        return self.effective_n_jobs(n_jobs)
+
+    def start_call(self) -> None:
+        self._is_aborted = False
+        self._forget_arrays()
+
+    def _forget_arrays(self) -> None:
+        if self._seen is not None:
+            self._seen.clear()
+
+    def terminate(self) -> None:
+        self.reset_batch_stats()
+        self._forget_arrays()
+        with self._lock:
+            ended, self._ended = self._ended, None
+        if ended is not None:
+            ended.put(None)
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """Stop what runs, wherever it is, and forget what waits."""
+        with self._lock:
+            self._is_aborted = True
+            self._waiting.clear()
+            futures = list(self._running.values())
+        for future in futures:
+            if future is not None:
+                future.cancel()
+
+    def get_nested_backend(self) -> tuple[ParallelBackendBase, None]:
+        level = (self.nesting_level or 0) + 1
+        if level > 1:
+            return SequentialBackend(nesting_level=level), None
+        return _ThreadsOfSlot(nesting_level=level), None
+
+    # Batches --------------------------------------------------------------------------------------------------------
+
+    def submit(self, func: Callable[[], list[Any]], callback: Callable[[Future[Any]], object] | None = None) -> Any:
+        batch = _Batch(func, callback)
+        with self._lock:
+            if len(self._running) >= self._limit < self._shared.pool.total_slots:
+                self._waiting.append(batch)
+                return batch
+            self._running[batch] = None
+        self._start(batch)
+        return batch
+
+    apply_async = submit  # joblib before 1.5
+
+    def _start(self, batch: _Batch) -> None:
+        ended = self._callbacks()
+        future = self._send(batch)
+        with self._lock:
+            self._running[batch] = future
+            is_aborted = self._is_aborted
+        future.add_done_callback(lambda done: ended.put((batch, done)))
+        if is_aborted:  # meanwhile, in another thread
+            future.cancel()
+
+    def _send(self, batch: _Batch) -> Future[Any]:
+        try:
+            pending = PendingCompute(_run_batch, (_travelling(batch.calls),), {}, self._options(batch.calls))
+            return self._shared.pool.submit_sharing(pending, self._seen)
+        except Exception as error:  # noqa: BLE001  # raised by the Parallel call: here it would end a thread of ours
+            failed: Future[Any] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def _options(self, calls: Any) -> CallOptions:
+        function = calls.items[0][0] if getattr(calls, "items", None) else calls
+        name = getattr(function, "__name__", None) or type(function).__name__
+        return CallOptions(retries=self._shared.options.retries, name=name)
+
+    def _callbacks(self) -> queue.SimpleQueue[tuple[_Batch, Future[Any]] | None]:
+        with self._lock:
+            if self._ended is None:
+                self._ended = queue.SimpleQueue()
+                threading.Thread(
+                    target=self._run_callbacks, args=(self._ended,), name="skyward-joblib", daemon=True
+                ).start()
+            return self._ended
+
+    def _run_callbacks(self, ended: queue.SimpleQueue[tuple[_Batch, Future[Any]] | None]) -> None:
+        while (entry := ended.get()) is not None:
+            batch, future = entry
+            with self._lock:
+                self._running.pop(batch, None)
+                following = self._waiting.popleft() if self._waiting else None
+                if following is not None:
+                    self._running[following] = None
+            if following is not None:
+                self._start(following)
+            if batch.callback is not None:
+                batch.callback(future)
+            del entry, batch, future, following  # no result lives on in a thread that waits
+
+    def retrieve_result_callback(self, future: Future[Any]) -> Any:
+        return future.result()
+
+
+# On the slot ----------------------------------------------------------------------------------------------------------
+
+
+@compute
+def _run_batch(calls: Callable[[], list[Any]]) -> list[Any]:
+    # The filters of the slot stay as they are, whatever the calls do to them.
+    with warnings.catch_warnings():
+        return calls()
+
+
+class _ThreadsOfSlot(ThreadingBackend):  # type: ignore[misc]  # joblib ships no types
+    """For `Parallel` within a call: threads, of which -1 means the slot's share of its node's cores."""
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        info = instance_info()
+        if info is None or n_jobs is None or n_jobs >= 0:
+            return int(super().effective_n_jobs(n_jobs))
+        return max(cpu_count() // info.workers_per_node + 1 + n_jobs, 1)
+
+
+# Warning filters ------------------------------------------------------------------------------------------------------
+# scikit-learn sends the caller's warning filters with every call. They may name classes of packages that a node does
+# not have (pytest's, a notebook's), and one of them would make the whole batch unreadable there.
+
+
+def _travelling(calls: Any) -> Any:
+    """The batch with warning filters that every node can read; neither the caller's nor scikit-learn's are touched."""
+    items = getattr(calls, "items", None)
+    if not items or not any(hasattr(function, "warning_filters") for function, _, _ in items):
+        return calls
+    portable: dict[int, _Filters] = {}  # one for each list, so that it is pickled once
+
+    def prepared(function: Any) -> Any:
+        filters = getattr(function, "warning_filters", None)
+        if filters is None:
+            return function
+        function = copy.copy(function)
+        function.warning_filters = portable.setdefault(id(filters), _Filters(filters))
+        return function
+
+    calls = copy.copy(calls)
+    calls.items = [(prepared(function), args, kwargs) for function, args, kwargs in items]
+    return calls
+
+
+class _Filters:
+    """A list of warning filters; it arrives as a list, without those whose category is unknown there."""
+
+    def __init__(self, filters: Any) -> None:
+        self._filters = tuple(filters)
+
+    def __reduce__(self) -> Any:
+        return _load_filters, ([(action, text, _name(kind), *rest) for action, text, kind, *rest in self._filters],)
+
+
+def _name(kind: type) -> tuple[str, str] | type:
+    by_value = kind.__module__ == "__main__" or "." in kind.__qualname__
+    return kind if by_value else (kind.__module__, kind.__qualname__)
+
+
+def _load_filters(filters: list[Any]) -> list[Any]:
+    loaded = []
+    for action, text, named, *rest in filters:
+        kind = named
+        if isinstance(named, tuple):
+            try:
+                kind = getattr(importlib.import_module(named[0]), named[1])
+            except (ImportError, AttributeError):
+                continue  # nothing here can warn with it
+        loaded.append((action, text, kind, *rest))
+    return loaded
