@@ -403,6 +403,8 @@ class DirectEngine:
 
     def _watch_blocked(self) -> None:
         with self._lock:
+            if not self._is_open:
+                return
             for link in self._links.values():
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.is_blocked else 0)
                 with contextlib.suppress(KeyError):
@@ -513,9 +515,9 @@ class DirectEngine:
     # Lost nodes -----------------------------------------------------------------------------------------------------
 
     def _node_gone(self, link: NodeLink) -> None:
-        self._selector.unregister(link.channel)
-        link.channel.close()
-        with self._changing():
+        with self._changing():  # closed under the lock: another thread may be about to write to it
+            self._selector.unregister(link.channel)
+            link.channel.close()
             if not self._is_open:
                 return
             node = link.node
