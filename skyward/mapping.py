@@ -237,7 +237,7 @@ class MapRun:
         if not lost or all([self._may_retry(index) for index in lost]):
             self._resend(task, first)
             return []
-        error = loss_error(loss, self._name)
+        error = loss_error(loss, self._name, task.tail)
         if not self._return_exceptions:
             raise error
         if lost.stop < task.first + len(task.items):

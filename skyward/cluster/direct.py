@@ -200,7 +200,13 @@ class DirectEngine:
         with self._changing():
             self._require_open()
             self._tasks[task.id] = task
-            self._perform(self._scheduler.submit(task.id, pinned=pinned, retries=task.options.retries))
+            actions = self._scheduler.submit(
+                task.id,
+                pinned=pinned,
+                retries=task.options.retries,
+                in_advance=task.timeout_s is None,  # its time begins when it is sent
+            )
+            self._perform(actions)
 
     def submit_gang(self, gang: Gang) -> None:
         with self._changing():
@@ -338,7 +344,7 @@ class DirectEngine:
         if loss is None:
             loss = Loss(node=action.node or 0, started=action.started, is_node=True)
         self._forget(task)
-        error = loss_error(loss, task.name)
+        error = loss_error(loss, task.name, task.tail)
         if not task.is_cancelled:
             self._after.append(lambda: task.on_failed(error))
 

@@ -132,6 +132,7 @@ class RankTask(Task):
     def takes_loss(self, loss: Loss) -> bool:
         assert self.rank is not None
         if not self.is_cancelled:
-            self.gang.failures.append((0.0, self.rank, loss_error(loss, f"{self.name} (rank {self.rank})")))
+            error = loss_error(loss, f"{self.name} (rank {self.rank})", self.tail)
+            self.gang.failures.append((0.0, self.rank, error))
         self.ended(self)
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -247,8 +247,15 @@ class StreamTask(Task):
             stream.finish(fail)
 
 
-def loss_error(loss: Loss, name: str) -> NodeError:
-    """The error of a call whose process died."""
+def loss_error(loss: Loss, name: str, tail: Iterable[str] = ()) -> NodeError:
+    """The error of a call whose process died, with the last lines of its output."""
+    error = _loss_error(loss, name)
+    if text := "".join(tail).rstrip():
+        error.add_note(f"Last output of the task:\n{text}")
+    return error
+
+
+def _loss_error(loss: Loss, name: str) -> NodeError:
     if loss.is_node:
         state = {True: "had begun", False: "had not begun", None: "had been sent; whether it had begun is not known"}
         return NodeLost(

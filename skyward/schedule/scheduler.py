@@ -66,6 +66,7 @@ class _Task:
     id: int
     pinned: int | None
     retries: int
+    in_advance: bool = True  # may be sent before a slot is free
     node: int | None = None
     is_recalled: bool = False
 
@@ -133,8 +134,11 @@ class Scheduler:
             actions += self._fail_unplaceable(node)
         return actions + self._place()
 
-    def submit(self, task: int, *, pinned: int | None = None, retries: int = 0) -> list[Action]:
-        made = _Task(task, pinned, retries)
+    def submit(
+        self, task: int, *, pinned: int | None = None, retries: int = 0, in_advance: bool = True
+    ) -> list[Action]:
+        """`in_advance` False: it is sent only when a slot is free, so that it begins when it is sent."""
+        made = _Task(task, pinned, retries, in_advance)
         self._tasks[task] = made
         if not self._nodes or (pinned is not None and pinned not in self._nodes):
             del self._tasks[task]
@@ -241,6 +245,8 @@ class Scheduler:
                 placed = self._place_task(entry, reserved, actions)
             if not placed:
                 kept.append(entry)
+                if isinstance(entry, _Task) and entry.pinned is None and not entry.in_advance:
+                    break  # no slot is free, and nothing overtakes it
         if kept:
             queue.extendleft(reversed(kept))
         if not queue:
@@ -255,7 +261,7 @@ class Scheduler:
         return 2 if self._mean_ns < SHORT_TASK_NS else 0
 
     def _place_task(self, task: _Task, reserved: set[int], actions: list[Action]) -> bool:
-        node = self._pick(task.pinned, reserved)
+        node = self._pick(task.pinned, reserved, self._ahead() if task.in_advance else 0)
         if node is None:
             return False
         task.node = node.id
@@ -264,13 +270,12 @@ class Scheduler:
         actions.append(Send(task.id, node.id))
         return True
 
-    def _pick(self, pinned: int | None, reserved: set[int]) -> _Node | None:
+    def _pick(self, pinned: int | None, reserved: set[int], ahead: int) -> _Node | None:
         """The node with most room, in turns among equals."""
         if pinned is not None:
             candidates = [self._nodes[pinned]] if pinned in self._nodes else []
         else:
             candidates = list(self._nodes.values())
-        ahead = self._ahead()
         best: _Node | None = None
         best_room = -ahead
         count = len(candidates)
