@@ -16,7 +16,7 @@ from ..errors import RendezvousFailed
 from ..slot.link import read_blob_body
 from ..slot.zygote import ForkOrder
 from ..wire.blobs import Blob
-from ..wire.frames import PROTOCOL_VERSION, Frame, Kind
+from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind, pack
 from ..wire.layout import references
 from ..wire.tasks import TASK_HEAD, NodeConfig, RankOrder
 from .blobs import NodeBlobs
@@ -88,16 +88,14 @@ class Agent:
         Session(self._loop, sock, self._config.log_limit_bytes, self._on_frame, self._on_session_closed)
 
     def _on_frame(self, session: Session, frame: Frame) -> None:
-        if frame.kind == Kind.LEASE:
+        if session is self._client and frame.kind in self._handlers:
+            self._handlers[frame.kind](frame)
+        elif frame.kind == Kind.LEASE:
             self._lease.renew()
         elif frame.kind == Kind.HELLO:
             self._on_hello(session, frame)
         elif frame.kind == Kind.SHUTDOWN:
             self._loop.stop()
-        elif session is self._client:
-            handler = self._handlers.get(frame.kind)
-            if handler is not None:
-                handler(frame)
 
     def _on_hello(self, session: Session, frame: Frame) -> None:
         hello = json.loads(frame.body)
@@ -147,9 +145,13 @@ class Agent:
     # Tasks ----------------------------------------------------------------------------------------------------------
 
     def _on_task(self, frame: Frame) -> None:
-        function = frame.body[:16]
-        needed = [*references(self._functions[function], 16), *references(frame.body, TASK_HEAD.size)]
-        pending = Pending(frame, {digest for digest, _ in needed if digest not in self._blobs})
+        needed = references(frame.body, TASK_HEAD.size) + references(self._functions[frame.body[:16]], 16)
+        pending = Pending(frame, {digest for digest, _ in needed if digest not in self._blobs} if needed else set())
+        if not self._queue and not pending.missing:
+            slot = self._slot_for(frame.ident)
+            if slot is not None:
+                self._begin(slot, pending)
+                return
         self._queue.append(pending)
         self._dispatch()
 
@@ -183,15 +185,20 @@ class Agent:
     def _begin(self, slot: Slot, pending: Pending) -> None:
         frame = pending.frame
         function = frame.body[:16]
+        needed = references(frame.body, TASK_HEAD.size)
+        slot.running[frame.ident] = None
+        self._by_task[frame.ident] = slot
+        if function in slot.functions and not needed and not pending.following:
+            with contextlib.suppress(ConnectionError):  # it died; its zygote will say so
+                self._set_blocked(slot, not slot.channel.send(pack(frame.kind, frame.ident, frame.body)))
+            return
         if function not in slot.functions:
             slot.functions.add(function)
             for digest, _ in references(self._functions[function], 16):
                 self._send_blob(slot, digest)
             slot.channel.queue(Kind.FUNCTION, body=self._functions[function])
-        for digest, _ in references(frame.body, TASK_HEAD.size):
+        for digest, _ in needed:
             self._send_blob(slot, digest)
-        slot.running[frame.ident] = None
-        self._by_task[frame.ident] = slot
         slot.channel.queue(frame.kind, frame.ident, frame.body)
         for following in pending.following:
             slot.channel.queue(following.kind, following.ident, following.body, lane=following.lane)
@@ -209,11 +216,13 @@ class Agent:
 
     def _flush(self, slot: Slot) -> None:
         with contextlib.suppress(ConnectionError):  # it died; its zygote will say so
-            is_empty = slot.channel.flush()
-            if is_empty == slot.is_blocked:  # it changed
-                slot.is_blocked = not is_empty
-                write = None if is_empty else (lambda: self._flush(slot))
-                self._loop.watch(slot.channel, lambda: self._on_slot_readable(slot), write)
+            self._set_blocked(slot, not slot.channel.flush())
+
+    def _set_blocked(self, slot: Slot, is_blocked: bool) -> None:
+        if is_blocked != slot.is_blocked:
+            slot.is_blocked = is_blocked
+            write = (lambda: self._flush(slot)) if is_blocked else None
+            self._loop.watch(slot.channel, lambda: self._on_slot_readable(slot), write)
 
     def _on_stream_frame(self, frame: Frame) -> None:
         slot = self._by_task.get(frame.ident)
@@ -300,7 +309,8 @@ class Agent:
     def _on_slot_frame(self, slot: Slot, frame: Frame) -> None:
         kind = frame.kind
         if kind == Kind.RESULT or kind == Kind.ERROR:
-            self._read_output(slot, flush=False)
+            if not frame.flags & QUIET:
+                self._read_output(slot, flush=False)
             slot.running.pop(frame.ident, None)
             slot.cancelled.discard(frame.ident)
             slot.finished_any = True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import selectors
+import select
 import time
 from collections.abc import Callable
 from typing import Any
 
 __all__ = ["Loop", "Timer"]
+
+_READ, _WRITE = select.POLLIN, select.POLLOUT  # the same numbers as EPOLLIN and EPOLLOUT
 
 
 class Timer:
@@ -28,23 +30,29 @@ class Loop:
     """Runs callbacks until `stop`. A callback's exception ends the loop: an agent with a bug must not limp on."""
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        # Not `selectors`: its look-ups cost as much as the rest of the loop. `poll` is for macOS.
+        self._has_epoll = hasattr(select, "epoll")
+        self._poll: Any = select.epoll() if self._has_epoll else select.poll()
+        self._callbacks: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._is_stopped = False
 
     def watch(self, file: Any, read: Callable[[], None], write: Callable[[], None] | None = None) -> None:
         """Call `read` when `file` can be read, and `write`, if given, when it can be written."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if write else 0)
-        key = self._selector.get_map().get(file) if self._selector.get_map() else None
-        if key is None:
-            self._selector.register(file, events, (read, write))
+        fd = file if isinstance(file, int) else file.fileno()
+        events = _READ | (_WRITE if write else 0)
+        if fd in self._callbacks:
+            self._poll.modify(fd, events)
         else:
-            self._selector.modify(file, events, (read, write))
+            self._poll.register(fd, events)
+        self._callbacks[fd] = (read, write)
 
     def forget(self, file: Any) -> None:
-        if self._selector.get_map().get(file) is not None:
-            self._selector.unregister(file)
+        """Before `file` is closed: the number of a closed descriptor is soon another file's."""
+        fd = file if isinstance(file, int) else file.fileno()
+        if self._callbacks.pop(fd, None) is not None:
+            self._poll.unregister(fd)
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         timer = Timer(callback)
@@ -55,16 +63,21 @@ class Loop:
         self._is_stopped = True
 
     def run(self) -> None:
+        callbacks = self._callbacks
         while not self._is_stopped:
-            for key, mask in self._selector.select(self._run_timers()):
-                # An earlier callback of this round may have forgotten this one's file.
-                if self._selector.get_map().get(key.fileobj) is not key:
-                    continue
-                read, write = key.data
-                if write is not None and mask & selectors.EVENT_WRITE:
+            for fd, events in self._poll.poll(self._timeout()):
+                # An earlier callback of this round may have forgotten this one.
+                read, write = callbacks.get(fd, (None, None))
+                if write is not None and events & _WRITE:
                     write()
-                if mask & selectors.EVENT_READ:
+                if read is not None and events & ~_WRITE and fd in callbacks:
                     read()
+
+    def _timeout(self) -> float | None:
+        if not self._timers:
+            return None
+        wait_s = self._run_timers()
+        return wait_s if wait_s is None or self._has_epoll else wait_s * 1000
 
     def _run_timers(self) -> float | None:
         """Run what is due; seconds until the next one, None if there is none."""

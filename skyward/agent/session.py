@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 from ..wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
-from ..wire.frames import Frame, Kind
+from ..wire.frames import HAS_FD, QUIET, Frame, Kind, pack
 from .loop import Loop
 from .output import LogBuffer
 
@@ -56,9 +56,21 @@ class Session:
 
     def send_result(self, frame: Frame) -> None:
         """A frame of a task, with the blob that may ride on it; behind all output that came before it."""
+        if self.is_closed:
+            return
+        flags = frame.flags & ~(HAS_FD | QUIET)
+        if frame.fd < 0 and not self._logs and not self._is_blocked:
+            try:
+                is_empty = self._channel.send(
+                    pack(frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane), RESULTS
+                )
+            except ChannelClosed:
+                return  # `_read` closes, behind what the peer sent before it went: a SHUTDOWN, say
+            self._set_blocked(not is_empty)
+            return
         self._queue_logs()
         self._channel.queue(
-            frame.kind, frame.ident, frame.body, flags=frame.flags & 0x7F, lane=frame.lane, fd=frame.fd, priority=RESULTS
+            frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane, fd=frame.fd, priority=RESULTS
         )
         self.flush()
 
@@ -73,11 +85,13 @@ class Session:
                 self._queue_logs()
             is_empty = self._channel.flush()
         except ChannelClosed:
-            self.close()
-            return
-        if is_empty == self._is_blocked:
-            self._is_blocked = not is_empty
-            self._loop.watch(self._channel, self._read, None if is_empty else self._unblocked)
+            return  # as above
+        self._set_blocked(not is_empty)
+
+    def _set_blocked(self, is_blocked: bool) -> None:
+        if is_blocked != self._is_blocked:
+            self._is_blocked = is_blocked
+            self._loop.watch(self._channel, self._read, self._unblocked if is_blocked else None)
 
     def _unblocked(self) -> None:
         self.flush()

@@ -56,7 +56,7 @@ def put_result_blob(data: memoryview) -> Blob:
     return Blob.unnamed(data.cast("B"), struct.pack("<QQ", os.getpid(), _counter))
 
 
-@dataclass
+@dataclass(slots=True)
 class TaskRun:
     """One task, from its frame to its last frame."""
 
@@ -70,8 +70,8 @@ class TaskRun:
     """False: run it and send an empty result; nobody will look at it."""
     before: Callable[[], None] | None = None
     """Runs first, as part of the task: the pool's initializer."""
-    at_end: Callable[[], None] = lambda: None
-    """Runs when user code is done, before the last frame: it marks the end of the task's output."""
+    at_end: Callable[[int], int] = lambda task: 0
+    """Runs when user code is done, before the last frame, and gives its flags: it marks the end of the output."""
     _credit: int = 0
     _inputs: dict[int, deque[Frame]] = field(default_factory=dict)
     _index: int | None = None
@@ -89,11 +89,11 @@ class TaskRun:
             else:
                 result = self._run_call(function, payload, head)
         except BaseException as error:
-            self.at_end()
             self._send_error(error)
         else:
-            self.at_end()
-            self.link.send_payload(Kind.RESULT, self.frame.ident, result, time.perf_counter_ns() - started)
+            task = self.frame.ident
+            flags = self.at_end(task)
+            self.link.send_payload(Kind.RESULT, task, result, time.perf_counter_ns() - started, flags=flags)
 
     # Loading --------------------------------------------------------------------------------------------------------
 
@@ -226,7 +226,8 @@ class TaskRun:
         if isinstance(error, SystemExit):
             error = _exited(error)
         body = encode_failure(error, is_cancelled=is_cancelled, index=self._index, hide=_OURS)
-        self.link.send(Kind.ERROR, self.frame.ident, body)
+        flags = self.at_end(self.frame.ident)
+        self.link.send(Kind.ERROR, self.frame.ident, body, flags=flags)
 
 
 def _exited(error: SystemExit) -> TaskExited:

@@ -43,11 +43,11 @@ class Link:
         self._lock = threading.Lock()
         self.is_busy = False
 
-    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> None:
         with self._lock:
-            self._sock.sendall(pack(kind, ident, body, lane=lane))
+            self._sock.sendall(pack(kind, ident, body, flags=flags, lane=lane))
 
-    def send_payload(self, kind: int, ident: int, payload: Encoded, elapsed_ns: int = 0, prefix: bytes = b"") -> None:
+    def send_payload(self, kind: int, ident: int, payload: Encoded, elapsed_ns: int = 0, *, flags: int = 0) -> None:
         """The payload's blobs, then the frame that needs them."""
         with self._lock:
             for blob in payload.blobs:
@@ -56,7 +56,7 @@ class Link:
                 if sent < len(frame):
                     self._sock.sendall(frame[sent:])
                 blob.close()
-            self._sock.sendall(pack(kind, ident, prefix + payload.with_elapsed(elapsed_ns)))
+            self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns), flags=flags))
 
     def receive(self) -> Frame:
         """The next frame; waits for it. Raises ChannelClosed when the agent is gone."""

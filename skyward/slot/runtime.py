@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from ..topology import InstanceInfo, Rank
 
@@ -16,17 +15,21 @@ T = TypeVar("T")
 CallKind = Literal["plain", "broadcast", "gang"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
+class Call(NamedTuple):
     """The running call. `rank` is set in a gang only."""
 
     kind: CallKind
     task: int
-    task_name: str
-    node: int
-    total_nodes: int
     info: InstanceInfo
     rank: Rank | None = None
+
+    @property
+    def node(self) -> int:
+        return self.info.node
+
+    @property
+    def total_nodes(self) -> int:
+        return self.info.total_nodes
 
     @property
     def is_head(self) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, Literal, NoReturn
 from ..errors import InteractiveInput
 from ..output import install_muter
 from ..topology import InstanceInfo
+from ..wire.frames import QUIET
 from .runtime import current_call
 
 __all__ = ["MARKER_SIZE", "ProcessStreams", "ThreadStreams", "forbid_terminal", "marker"]
@@ -71,14 +72,16 @@ class ProcessStreams:
     def begin(self) -> None:
         self._drained = self._page[self._drained_at]
 
-    def end(self, task: int) -> None:
-        """Everything written until here is the task's."""
+    def end(self, task: int) -> int:
+        """Everything written until here is the task's. Gives the flags of its last frame."""
         _flush()
-        if self._page[self._drained_at] != self._drained or _unread(1) or _unread(2):
-            end = marker(self._token, task)
-            for fd in (1, 2):
-                with contextlib.suppress(OSError):  # the user closed it
-                    os.write(fd, end)
+        if self._page[self._drained_at] == self._drained and not _unread(1) and not _unread(2):
+            return QUIET
+        end = marker(self._token, task)
+        for fd in (1, 2):
+            with contextlib.suppress(OSError):  # the user closed it
+                os.write(fd, end)
+        return 0
 
     @contextlib.contextmanager
     def muted(self, stream: Stream) -> Iterator[None]:
@@ -106,8 +109,10 @@ def _unread(fd: int) -> int:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or replaced by the user
+        try:
             stream.flush()
+        except (OSError, ValueError, AttributeError):  # noqa: PERF203  # closed or replaced by the user
+            continue
 
 
 SendLog = Callable[[int, int, bytes], None]
@@ -131,10 +136,11 @@ class ThreadStreams:
     def begin(self) -> None:
         self._local.muted = []
 
-    def end(self, task: int) -> None:
+    def end(self, task: int) -> int:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, _TaskStream):
                 stream.end_line(task)
+        return 0
 
     @contextlib.contextmanager
     def muted(self, stream: Stream) -> Iterator[None]:

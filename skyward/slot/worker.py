@@ -32,7 +32,7 @@ from ..topology import InstanceInfo, NetworkInfo, Rank
 from ..wire.blobs import Blob
 from ..wire.channel import ChannelClosed
 from ..wire.frames import Frame, Kind
-from ..wire.tasks import CALL_KINDS, Topology, unpack_task
+from ..wire.tasks import CALL_KINDS, TASK_KIND_AT, Topology
 from .execute import Cancelled, Inbox, TaskRun
 from .functions import Functions
 from .link import Link, read_blob_body
@@ -143,6 +143,7 @@ class _Slot:
         self.blobs: dict[bytes, Blob] = {}
         self.functions = Functions(self.blobs)
         self.topology: Topology | None = None
+        self._infos: dict[int, InstanceInfo] = {}
         self._initialized = False
         self._initialize_lock = threading.Lock()
 
@@ -162,16 +163,11 @@ class _Slot:
     def call(self, frame: Frame, lane: int) -> Call:
         topology, config = self.topology, self.config
         assert topology is not None  # the agent sends it before any task
-        kind = CALL_KINDS[unpack_task(frame.body).kind]
-        return Call(
-            kind=kind,
-            task=frame.ident,
-            task_name="",
-            node=topology.node,
-            total_nodes=len(topology.peers),
-            info=_info(topology, config, lane),
-            rank=config.rank,
-        )
+        info = self._infos.get(lane)
+        if info is None:
+            info = self._infos[lane] = _info(topology, config, lane)
+        kind = CALL_KINDS[frame.body[TASK_KIND_AT]]
+        return Call(kind, frame.ident, info, config.rank)
 
     def initialize(self) -> None:
         """Run the pool's initializer, once in this process, before its first task."""
@@ -211,7 +207,7 @@ class _Slot:
                 guard=guard,
                 deliver=self.config.deliver,
                 before=None if self._initialized else self.initialize,
-                at_end=lambda: streams.end(frame.ident),
+                at_end=streams.end,
             ).run()
         finally:
             guard.end()

@@ -160,6 +160,7 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        _draw_own_numbers()
         become_slot(order, fds)
         code = 0
     except BaseException:  # nothing may return into the zygote's loop from the child
@@ -169,6 +170,13 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _draw_own_numbers() -> None:
+    """Python's generator is seeded anew after a fork; numpy's is not, so all forks would draw the same numbers."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
 
 
 def become_slot(order: ForkOrder, fds: list[int]) -> None:

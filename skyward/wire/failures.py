@@ -20,7 +20,9 @@ import cloudpickle
 from .. import errors
 from ..errors import RemoteError, SkywardError, TaskError
 
-__all__ = ["Failure", "decode_failure", "encode_exception", "encode_failure"]
+__all__ = ["Failure", "decode_failure", "encode_exception", "encode_failure", "stamp_failure"]
+
+_stamped: tuple[BaseException, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,16 @@ class Failure:
         return pickle.dumps(self, protocol=5)
 
 
+def stamp_failure(error: BaseException) -> None:
+    """`error` was raised now: what is done before it is encoded, such as leaving a process group, comes later.
+
+    The first stamp of an error holds. For processes that run one call at a time.
+    """
+    global _stamped
+    if _stamped is None or _stamped[0] is not error:
+        _stamped = (error, time.time())
+
+
 def encode_failure(
     error: BaseException, *, is_cancelled: bool = False, index: int | None = None, hide: str = ""
 ) -> bytes:
@@ -55,7 +67,7 @@ def encode_failure(
         pickled=pickled,
         reason=reason,
         is_cancelled=is_cancelled,
-        at=time.time(),
+        at=_stamped[1] if _stamped is not None and _stamped[0] is error else time.time(),
         index=index,
     )
     return failure.to_bytes()

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ..errors import InternalError
 
-__all__ = ["HEADER", "INLINE_LIMIT", "MAX_BODY", "PROTOCOL_VERSION", "Frame", "FrameParser", "Kind", "pack"]
+__all__ = ["HEADER", "HAS_FD", "INLINE_LIMIT", "MAX_BODY", "PROTOCOL_VERSION", "QUIET", "Frame", "FrameParser", "Kind", "pack"]
 
 PROTOCOL_VERSION = 1
 HEADER = struct.Struct("<IBBHQ")
@@ -93,6 +93,10 @@ HAS_FD = 0x80
 
 def pack(kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> bytes:
     return HEADER.pack(len(body), kind, flags, lane, ident) + body
+
+
+QUIET = 0x40
+"""Flag of a slot's last frame of a task: the task wrote no output, so the agent need not look for any."""
 
 
 class FrameParser:

@@ -17,6 +17,7 @@ from ..topology import AcceleratorInfo, Peer, Rank
 __all__ = [
     "CALL_KINDS",
     "TASK_HEAD",
+    "TASK_KIND_AT",
     "InputStream",
     "Mode",
     "NodeConfig",
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 TASK_HEAD = struct.Struct("<16sBBHI")
+TASK_KIND_AT = 17
+"""Offset of the call kind in the body."""
 CALL_KINDS: tuple[Literal["plain", "broadcast", "gang"], ...] = ("plain", "broadcast", "gang")
 
 
