@@ -50,9 +50,9 @@ def test_error_of_an_iterator_that_is_streamed_in_arrives_as_itself() -> None:
     with sky.ComputePool(provider=sky.Local()) as pool:
         with pytest.raises(LookupError, match="of the caller"):
             total(broken()) >> pool
-        read = []
+        read: list[int] = []
+        stream = doubled(broken()) >> pool
         with pytest.raises(LookupError, match="of the caller"):
-            for value in doubled(broken()) >> pool:
-                read.append(value)
+            read.extend(stream)
         assert read == [2, 4]
         assert total(iter([1, 2])) >> pool == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -51,7 +52,7 @@ def ask(how: str) -> Any:
         return input("your name? ")
     if how == "stdin":
         return sys.stdin.read()
-    return breakpoint()  # noqa: T100  # it must fail, in words
+    return breakpoint()  # it must fail, in words
 
 
 @sky.compute
@@ -99,11 +100,11 @@ def test_numeric_libraries_share_the_cores_between_the_slots(pool: sky.ComputePo
 
 def test_task_holds_no_descriptor_of_the_client(pool: sky.ComputePool) -> None:
     before = (surroundings() >> pool)["open files"]
-    held = [tempfile.TemporaryFile() for _ in range(50)]
-    with sky.ComputePool(provider=sky.Local()) as another:
-        assert (surroundings() >> another)["open files"] <= before
-    for file in held:
-        file.close()
+    with contextlib.ExitStack() as held:
+        for _ in range(50):
+            held.enter_context(tempfile.TemporaryFile())
+        with sky.ComputePool(provider=sky.Local()) as another:
+            assert (surroundings() >> another)["open files"] <= before
 
 
 def test_each_slot_leads_a_session_and_dies_before_its_agent_when_memory_runs_out(pool: sky.ComputePool) -> None:

@@ -1,0 +1,226 @@
+"""Notebooks, with a real Jupyter kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager, start_new_kernel
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
+
+# Of the libraries that talk to the kernel, not of ours.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:zmq"),
+]
+
+OPEN_POOL = """
+import os, time
+from pathlib import Path
+import skyward as sky
+pool = sky.ComputePool(provider=sky.Local(), nodes=2, cancel_grace_s=2).start()
+"""
+
+
+def eventually(claim: Callable[[], bool], limit_s: float = 15) -> bool:
+    """Whether the claim comes true in time."""
+    deadline = time.monotonic() + limit_s
+    while not claim():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie has ended; whether somebody reaped it is not ours to say."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+class Cell:
+    """What a cell showed: its text, and the error it ended with."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.value = ""
+        self.error = ""
+
+
+class Notebook:
+    """A kernel and its client; one cell after another."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager = manager
+        self.client = client
+
+    def begin(self, code: str) -> str:
+        return str(self.client.execute(code))
+
+    def finish(self, request: str, limit_s: float = 30) -> Cell:
+        cell = Cell()
+        while True:
+            message = self.client.get_iopub_msg(timeout=limit_s)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content, kind = message["content"], message["msg_type"]
+            if kind == "stream":
+                cell.text += content["text"]
+            elif kind == "execute_result":
+                cell.value = content["data"]["text/plain"]
+            elif kind == "error":
+                cell.error = content["ename"]
+            elif kind == "status" and content["execution_state"] == "idle":
+                return cell
+
+    def run(self, code: str) -> Cell:
+        return self.finish(self.begin(code))
+
+    def value(self, code: str) -> Any:
+        cell = self.run(f"import json; print(json.dumps({code}))")
+        assert not cell.error, cell.error
+        return json.loads(cell.text)
+
+    def pids(self) -> list[int]:
+        """Of the kernel, and of everything below it: keeper, watchdogs, agents, zygotes, slots."""
+        code = "from skyward.agent.watchdog import processes_below; [os.getpid(), *processes_below(os.getpid())]"
+        imported, _, listed = code.partition("; ")
+        self.run(imported)
+        return [int(pid) for pid in self.value(listed)]
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    manager, client = start_new_kernel(startup_timeout=60)
+    kernel = Notebook(manager, client)
+    try:
+        yield kernel
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
+
+
+@pytest.fixture(scope="module")
+def executed() -> Any:
+    """The example notebook after all its cells ran."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    return notebook
+
+
+def shown(notebook: Any, contains: str) -> tuple[str, str]:
+    """(text, value) below the cell that contains the words."""
+    (cell,) = [c for c in notebook.cells if c.cell_type == "code" and contains in c.source]
+    text = "".join(o.text for o in cell.outputs if o.output_type == "stream")
+    values = [o.data["text/plain"] for o in cell.outputs if o.output_type == "execute_result"]
+    return text, values[0] if values else ""
+
+
+def test_function_of_a_cell_runs_in_a_pool_of_another_cell_and_prints_into_its_own(executed: Any) -> None:
+    assert "nodes=2" in shown(executed, "ComputePool")[1]
+    assert shown(executed, "FACTOR = 3") == ("[node 0] scaling 14 by 3\n", "42")
+    text, value = shown(executed, "# every node")
+    assert sorted(text.splitlines()) == ["[node 0] scaling 14 by 3", "[node 1] scaling 14 by 3"]
+    assert value == "[42, 42]"
+
+
+def test_global_that_was_changed_and_function_that_was_redefined_take_effect(executed: Any) -> None:
+    text, value = shown(executed, "FACTOR = 10")
+    assert text.endswith("scaling 14 by 10\n")
+    assert value == "140"
+    assert shown(executed, "def scale(x: float) -> str:")[1] == "'14 times 10 is 140'"
+
+
+def test_progress_and_errors_are_readable(executed: Any) -> None:
+    text, value = shown(executed, "pool.imap")
+    assert text.splitlines() == ["10 of 40 done", "20 of 40 done", "30 of 40 done", "40 of 40 done"]
+    assert value == str(sum(n * n for n in range(40)))
+    text, _ = shown(executed, "def inverse")
+    assert "ZeroDivisionError division by zero" in text
+    assert "in inverse" in text
+
+
+def test_example_notebook_is_kept_without_outputs() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+
+
+def test_interrupting_the_kernel_stops_the_remote_work_and_leaves_the_pool_usable(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    assert not notebook.run(OPEN_POOL).error
+    notebook.run(f"""
+@sky.compute
+def long(folder):
+    Path(folder, "began").write_text(str(os.getpid()))
+    try:
+        time.sleep(300)
+    finally:
+        Path(folder, "stopped").touch()
+
+folder = {str(tmp_path)!r}
+""")
+    request = notebook.begin("long(folder) >> pool")
+    assert eventually((tmp_path / "began").exists)
+    notebook.manager.interrupt_kernel()
+    assert notebook.finish(request).error == "KeyboardInterrupt"
+    assert eventually((tmp_path / "stopped").exists)
+    assert notebook.value("sky.compute(abs)(-3) @ pool") == [3, 3]
+
+
+def test_interrupting_a_map_stops_it_and_leaves_the_pool_usable(notebook: Notebook, tmp_path: Path) -> None:
+    assert not notebook.run(OPEN_POOL).error
+    notebook.run(f"""
+def step(n):
+    Path({str(tmp_path)!r}, str(n)).touch()
+    time.sleep(0.05)
+    return n
+""")
+    request = notebook.begin("pool.map(step, range(100_000))")
+    assert eventually((tmp_path / "3").exists)
+    notebook.manager.interrupt_kernel()
+    assert notebook.finish(request).error == "KeyboardInterrupt"
+    assert notebook.value("pool.map(abs, [-1, -2, -3])") == [1, 2, 3]
+    begun = len(list(tmp_path.iterdir()))
+    assert notebook.value("pool.map(abs, [-4])") == [4]
+    assert len(list(tmp_path.iterdir())) == begun
+
+
+@pytest.mark.parametrize("how", ["restart", "kill"])
+def test_end_of_the_kernel_leaves_no_process_behind(notebook: Notebook, tmp_path: Path, how: str) -> None:
+    assert not notebook.run(OPEN_POOL).error
+    notebook.run(f"""
+@sky.compute
+def busy(folder):
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(300)
+
+futures = [busy({str(tmp_path)!r}) > pool for _ in range(2)]
+""")
+    assert eventually(lambda: len(list(tmp_path.iterdir())) == 2)
+    kernel, *below = notebook.pids()
+    slots = {int(path.name) for path in tmp_path.iterdir()}
+    assert slots <= set(below)
+    if how == "restart":
+        notebook.manager.restart_kernel(now=True)
+    else:
+        os.kill(kernel, signal.SIGKILL)
+    assert eventually(lambda: not any(is_alive(pid) for pid in [kernel, *below])), [
+        (pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in below if is_alive(pid)
+    ]
