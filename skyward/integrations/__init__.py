@@ -1,1 +1,65 @@
-"""Frameworks: placeholder until the registry is written."""
+"""Frameworks: one file and one line here for each integration; each is imported when it is first used.
+
+>>> import skyward as sky
+>>> @sky.compute
+... @sky.integrations.torch
+... def train() -> None: ...
+"""
+
+import sys as _sys
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+if _TYPE_CHECKING:
+    from .joblib import joblib_backend as joblib_backend
+    from .joblib import sklearn_backend as sklearn_backend
+    from .pools import JoblibPool as JoblibPool
+    from .pools import ScikitLearnPool as ScikitLearnPool
+    from .torch import torch as torch
+
+REGISTRY: dict[str, str] = {
+    "JoblibPool": "skyward.integrations.pools:JoblibPool [joblib]",
+    "ScikitLearnPool": "skyward.integrations.pools:ScikitLearnPool [sklearn]",
+    "joblib_backend": "skyward.integrations.joblib:joblib_backend [joblib]",
+    "sklearn_backend": "skyward.integrations.joblib:sklearn_backend [sklearn]",
+    "torch": "skyward.integrations.torch:torch [torch]",
+}
+"""Name -> where it is and the extra that it needs, written as an entry point is: "module:attribute [extra]"."""
+
+__all__ = ["REGISTRY", *sorted(REGISTRY)]  # noqa: PLE0604  # all are strings
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in REGISTRY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there are {', '.join(REGISTRY)}")
+    where, _, extra = REGISTRY[name].partition(" ")
+    module, _, attribute = where.partition(":")
+    try:
+        value = getattr(_import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        from ..errors import MissingDependency
+
+        raise MissingDependency(
+            f"sky.integrations.{name} needs {error.name}: pip install 'skyward{extra}'", name=error.name
+        ) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+class _Package(_ModuleType):
+    """Importing the file `torch.py` makes Python set the attribute `torch` of this package to that module. The name
+    is the decorator's, whichever is imported first: a rank imports the file before the user's code.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in REGISTRY and isinstance(value, _ModuleType)):
+            super().__setattr__(name, value)
+
+
+_sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,250 @@
+"""PyTorch: the variables that torchrun sets, and a process group that is open while the user's function runs.
+
+Which device belongs to a rank is as under torchrun: all devices of the node stay visible and `LOCAL_RANK` is the
+index of the rank's own, made current before the function is called. One device for each process by
+`CUDA_VISIBLE_DEVICES` was rejected: `cuda:{LOCAL_RANK}`, which scripts, Accelerate and Lightning compute, would then
+name a device that the process does not see (Ray went the same way back, ray-project/ray#40803).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from errno import EADDRINUSE, EADDRNOTAVAIL
+from importlib import import_module
+from typing import Any, ClassVar, ParamSpec, TypeVar, overload
+
+from ..errors import RendezvousFailed, UsageError
+from ..launch import RanksPerNode
+from ..topology import Rank
+from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
+
+__all__ = ["TorchIntegration", "torch"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MEETING_LIMIT_S = 300.0
+"""Seconds that a rank waits for the others to come: the first call on a node pays for importing torch from a disk that
+may be cold. The same as torch's own limit for its store."""
+_LEAVING_LIMIT_S = 1.0
+"""Seconds that leaving the group may take after the function raised; the process ends next, and with it the group."""
+_MAX_SEED = 2**32 - 1
+"""Of numpy's generator; torch and random take more."""
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+@overload
+def torch(fn: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def torch(
+    *,
+    backend: str | None = None,
+    processes_per_node: RanksPerNode = 1,
+    seed: int | None = None,
+    timeout_s: float | None = None,
+) -> IntegrationDecorator: ...
+def torch(
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    backend: str | None = None,
+    processes_per_node: RanksPerNode = 1,
+    seed: int | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    """Runs the function as the ranks of a `torch.distributed` process group; use it bare or with options.
+
+    With `@ pool` the ranks are those of all nodes, with `>> pool` those of one node. The group is open before the
+    function is called, also for a world of one, and destroyed when it ends. Every rank is a new process that no call
+    has used before. Outside a pool, and in `.local(...)`, the function is simply called. It stands below
+    `@sky.compute`, and stacks with other integrations and output decorators in any order.
+
+    Args:
+        backend: "nccl", "gloo" or what else `init_process_group` takes; None: nccl where each rank of the node has a
+            GPU of its own, gloo otherwise.
+        processes_per_node: ranks on each node, >= 1; "auto" is one for each accelerator, at least one.
+        seed: in [0, 2**32); seeds `random`, numpy and torch (CPU and GPUs) alike in every rank before the function
+            is called. None: they are not touched.
+        timeout_s: seconds, > 0, that a collective waits for the other ranks; None: torch's own (30 minutes for gloo,
+            10 for nccl).
+
+    Raises:
+        UsageError: an option is not legal, or what is decorated cannot be.
+        MissingDependency: in the rank: torch is not installed on the node.
+        RendezvousFailed: in the rank: the ranks could not meet.
+
+    Example:
+        >>> @torch(backend="gloo", seed=0)
+        ... def rank_sum() -> float:
+        ...     import torch, torch.distributed as dist
+        ...     ranks = torch.tensor(float(dist.get_rank()))
+        ...     dist.all_reduce(ranks)
+        ...     return ranks.item()
+        >>> rank_sum.__name__
+        'rank_sum'
+    """
+    integration = TorchIntegration(
+        backend=backend, processes_per_node=processes_per_node, seed=seed, timeout_s=timeout_s
+    )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        return integrate(function, integration)
+
+    return decorate if fn is None else decorate(fn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchIntegration(IntegrationBase):
+    """What `torch` puts on a function; its fields are the options."""
+
+    name: ClassVar[str] = "torch"
+    extra: ClassVar[str] = "torch"
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
+    # DistributedDataParallel and every optimizer load torch._dynamo when they are made: 1.8 s of the first step.
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "torch._dynamo", "numpy.random")
+
+    backend: str | None = None
+    seed: int | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend is not None and not (isinstance(self.backend, str) and self.backend):
+            raise UsageError(f'torch: backend={self.backend!r}; it is "nccl", "gloo", another name, or None')
+        is_seed = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed <= _MAX_SEED
+        if self.seed is not None and not is_seed:
+            raise UsageError(f"torch: seed={self.seed!r}; it is a whole number in [0, 2**32), or None")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise UsageError(f"torch: timeout_s={self.timeout_s!r}; it is a number of seconds > 0, or None")
+
+    def environment(self, rank: Rank) -> dict[str, str]:
+        """What torchrun sets, and where to listen. What is the user's choice is only set where there is none."""
+        chosen = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // rank.local_world_size))}
+        if rank.interface:
+            chosen.update(dict.fromkeys(_INTERFACE_VARIABLES, rank.interface))
+        return {
+            "RANK": str(rank.rank),
+            "WORLD_SIZE": str(rank.world_size),
+            "LOCAL_RANK": str(rank.local_rank),
+            "LOCAL_WORLD_SIZE": str(rank.local_world_size),
+            "NODE_RANK": str(rank.node_rank),
+            "GROUP_RANK": str(rank.node_rank),
+            "GROUP_WORLD_SIZE": str(rank.nodes),
+            "ROLE_RANK": str(rank.rank),
+            "ROLE_WORLD_SIZE": str(rank.world_size),
+            "MASTER_ADDR": rank.head_addr,
+            "MASTER_PORT": str(rank.head_port),
+            **{name: value for name, value in chosen.items() if name not in os.environ},
+        }
+
+    @contextmanager
+    def session(self, rank: Rank) -> Iterator[None]:
+        framework = load_framework("torch", extra=self.extra)
+        # Imported with one thread, so that the process could be forked.
+        framework.set_num_threads(_threads())
+        device = _own_device(framework, rank)
+        if self.seed is not None:
+            _seed_all(framework, self.seed)
+        dist = framework.distributed
+        self._open_group(framework, rank, device)
+        try:
+            yield
+        except BaseException:
+            _leave_within_limit(dist)
+            raise
+        if dist.is_initialized():  # unless the function has destroyed it
+            dist.destroy_process_group()
+
+    def _open_group(self, framework: Any, rank: Rank, device: Any) -> None:
+        """Returns when all ranks have met. Raises RendezvousFailed."""
+        dist = framework.distributed
+        backend = self.backend or ("nccl" if _each_has_a_gpu(framework, rank) else "gloo")
+        options: dict[str, Any] = {}
+        if self.timeout_s is not None:
+            options["timeout"] = timedelta(seconds=self.timeout_s)
+        if device is not None and "nccl" in backend:
+            options["device_id"] = device
+        try:
+            store = _open_store(dist, rank)
+            dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, **options)
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            raise RendezvousFailed(
+                f"rank {rank.rank} of {rank.world_size} could not meet the others at "
+                f"{rank.head_addr}:{rank.head_port}: {error}"
+            ) from error
+        # The store lives in rank 0. Without this, rank 0 could be done and gone before the others have what they
+        # need of it; behind a barrier every rank is connected.
+        dist.barrier()
+
+
+def _open_store(dist: Any, rank: Rank) -> Any:
+    """The store that the ranks meet at. Rank 0 listens, on the pool's private address only."""
+    listener = _listen(rank) if rank.rank == 0 else None
+    return dist.TCPStore(
+        rank.head_addr,
+        rank.head_port,
+        rank.world_size,
+        is_master=rank.rank == 0,
+        timeout=timedelta(seconds=_MEETING_LIMIT_S),
+        master_listen_fd=listener.detach() if listener is not None else None,
+    )
+
+
+def _listen(rank: Rank) -> socket.socket:
+    family = socket.AF_INET6 if ":" in rank.local_addr else socket.AF_INET
+    try:
+        return socket.create_server((rank.local_addr, rank.head_port), family=family)
+    except OSError as error:
+        if error.errno == EADDRNOTAVAIL:  # translated on its way here: no interface of this machine has the address
+            return socket.create_server(("", rank.head_port))
+        if error.errno != EADDRINUSE:
+            raise
+        raise RendezvousFailed(
+            f"another process listens on {rank.local_addr}:{rank.head_port}, where the ranks were to meet"
+        ) from error
+
+
+def _threads() -> int:
+    """What OMP_NUM_THREADS says; it may be a list, one number for each level of nesting."""
+    first = os.environ["OMP_NUM_THREADS"].partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else 1
+
+
+def _own_device(framework: Any, rank: Rank) -> Any:
+    """The rank's GPU, made the current one; None on CPU. Ranks share GPUs where there are fewer of these."""
+    if not framework.cuda.is_available():
+        return None
+    device = framework.device("cuda", rank.local_rank % framework.cuda.device_count())
+    framework.cuda.set_device(device)
+    return device
+
+
+def _each_has_a_gpu(framework: Any, rank: Rank) -> bool:
+    """Nccl refuses two ranks on one GPU. All ranks of a node answer alike."""
+    return bool(framework.cuda.is_available()) and rank.local_world_size <= int(framework.cuda.device_count())
+
+
+def _seed_all(framework: Any, seed: int) -> None:
+    random.seed(seed)
+    with suppress(ModuleNotFoundError):  # torch works without numpy
+        import_module("numpy.random").seed(seed)
+    framework.manual_seed(seed)  # of the CPU and of every accelerator
+
+
+def _leave_within_limit(dist: Any) -> None:
+    """Destroy the group where it can be done: with ranks gone, a backend may wait for them."""
+
+    def destroy() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    leaving = threading.Thread(target=destroy, name="skyward-leave-group", daemon=True)
+    leaving.start()
+    leaving.join(_LEAVING_LIMIT_S)
