@@ -21,6 +21,7 @@ from ..machine import Machine
 __all__ = ["Keeper"]
 
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_END_LIMIT_S = 3.0
 _BOOT = """
 import sys
 sys.path[:] = sys.argv[2:]
@@ -69,13 +70,20 @@ class Keeper:
         with self._lock:
             if self._watched.pop(machine.socket_path, None) is None:
                 return
-            self._tell({"op": "forget", "socket": machine.socket_path})
+            if self._process is not None:
+                self._write({"op": "forget", "socket": machine.socket_path})
             if not self._watched and self._process is not None:
                 process, self._process = self._process, None
                 assert process.stdin is not None
+                # Closing the pipe would not do: a process that the client forked may hold its other end too.
                 with contextlib.suppress(OSError):
+                    process.stdin.write(b'{"op": "end"}\n')
                     process.stdin.close()
-                process.wait()
+                try:
+                    process.wait(_END_LIMIT_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
 
     def _tell(self, order: dict[str, Any]) -> None:
         if self._process is None or self._process.poll() is not None:

@@ -76,9 +76,10 @@ def main(client: int) -> None:
         if 0 in ready:
             piece = os.read(0, 65536)
             *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                _obey(json.loads(line), nodes)
-            if not piece:
+            orders = [json.loads(line) for line in lines]
+            for order in orders:
+                _obey(order, nodes)
+            if not piece or any(order["op"] == "end" for order in orders):
                 break
         if client_fd in ready or (client_fd < 0 and os.getppid() != client):
             break
@@ -97,6 +98,8 @@ def _pidfd(pid: int) -> int:
 
 
 def _obey(order: dict[str, Any], nodes: dict[str, _Node]) -> None:
+    if order["op"] == "end":
+        return
     path = order["socket"]
     if order["op"] == "forget":
         node = nodes.pop(path, None)
