@@ -54,8 +54,8 @@ class ForkOrder:
 def main(fd: int) -> None:
     """Entry of the process: read the configuration, import, then fork on demand until the agent goes away."""
     die_with_parent()
-    sock = socket.socket(fileno=fd)
-    with contextlib.suppress(ConnectionError):  # the agent has ended, and we with it
+    # The agent may have ended, and we end with it.
+    with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionError):
         order = sock.recv(_PACKET)
         if order:
             _serve(sock, pickle.loads(order))
@@ -196,7 +196,8 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
         os.close(fd)
     if order.launch:
         _apply_launch(order)
-    serve(socket.socket(fileno=sock_fd), page, order.config)
+    with socket.socket(fileno=sock_fd) as sock:
+        serve(sock, page, order.config)
 
 
 def _apply_launch(order: ForkOrder) -> None:
