@@ -1,0 +1,248 @@
+"""Cancelling: SIGINT, a grace, SIGKILL; for calls that are queued, running, awaited, or deaf. The pool goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from tests.waiting import lines_of, until
+
+
+@pytest.fixture(scope="module")
+def shared(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
+    return sky_pools(nodes=1, concurrency=2, logs=False, cancel_grace_s=0.4)
+
+
+@pytest.fixture
+def pool(shared: sky.ComputePool) -> Iterator[sky.ComputePool]:
+    """Whatever a test does to it, both slots work when it is done."""
+    yield shared
+    assert [f.result(timeout=20) for f in [sky.compute(abs)(-i) > shared for i in range(4)]] == [0, 1, 2, 3]
+
+
+@sky.compute
+def wait_for_ever(notes: Path) -> None:
+    """Writes its pid when it has begun, and what interrupts it."""
+
+    def note(text: object) -> None:
+        with notes.open("a") as file:
+            file.write(f"{text}\n")
+
+    note(os.getpid())
+    try:
+        threading.Event().wait()
+    except BaseException as error:
+        note(type(error).__name__)
+        raise
+    finally:
+        note("finally")
+
+
+@sky.compute
+def deaf(notes: Path) -> None:
+    """Cannot be interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    notes.write_text(f"{os.getpid()}\n")
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(60)
+
+
+def is_gone(pid: int) -> bool:
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def began(notes: Path) -> int:
+    until(lambda: lines_of(notes))
+    return int(lines_of(notes)[0])
+
+
+def test_a_running_call_is_interrupted_and_sees_it(pool: sky.ComputePool, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    future = wait_for_ever(notes) > pool
+    pid = began(notes)
+    assert future.running()
+    assert future.cancel()
+    assert future.cancelled()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result()
+    until(lambda: "finally" in lines_of(notes))
+    assert lines_of(notes)[1:] == ["KeyboardInterrupt", "finally"]
+    assert not is_gone(pid)  # the slot lives on
+
+
+def test_cancelling_twice_is_one_cancel(pool: sky.ComputePool, tmp_path: Path) -> None:
+    future = wait_for_ever(tmp_path / "notes") > pool
+    began(tmp_path / "notes")
+    assert future.cancel()
+    assert future.cancel()
+    until(lambda: len(lines_of(tmp_path / "notes")) == 3)
+
+
+def test_a_finished_call_cannot_be_cancelled(pool: sky.ComputePool) -> None:
+    future = sky.compute(abs)(-3) > pool
+    assert future.result(timeout=20) == 3
+    assert not future.cancel()
+    assert future.result() == 3
+
+
+def test_a_queued_call_never_runs(pool: sky.ComputePool, tmp_path: Path) -> None:
+    running = [wait_for_ever(tmp_path / f"running{i}") > pool for i in range(2)]
+    queued = [wait_for_ever(tmp_path / f"queued{i}") > pool for i in range(3)]
+    for i in range(2):
+        began(tmp_path / f"running{i}")
+    for future in [*queued, *running]:
+        assert future.cancel()
+    assert sky.compute(abs)(-1) >> pool == 1
+    assert not list(tmp_path.glob("queued*"))
+
+
+def test_a_call_that_ignores_it_is_killed_after_the_grace(pool: sky.ComputePool, tmp_path: Path) -> None:
+    future = deaf(tmp_path / "pid") > pool
+    pid = began(tmp_path / "pid")
+    started = time.monotonic()
+    assert future.cancel()
+    until(lambda: is_gone(pid), within_s=5)
+    assert time.monotonic() - started > 0.35
+
+
+def test_what_a_killed_call_started_is_killed_too(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute
+    def starts_another(notes: Path) -> None:
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "1000"])
+        (notes.parent / "child").write_text(f"{child.pid}\n")
+        deaf.local(notes)
+
+    future = starts_another(tmp_path / "pid") > pool
+    began(tmp_path / "pid")
+    child = began(tmp_path / "child")
+    future.cancel()
+    until(lambda: is_gone(child), within_s=5)
+
+
+def test_an_interrupt_that_is_swallowed_does_not_deliver_a_value(pool: sky.ComputePool, tmp_path: Path) -> None:
+    @sky.compute
+    def swallow() -> int:
+        (tmp_path / "began").touch()
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        return 5
+
+    future = swallow() > pool
+    until((tmp_path / "began").exists)
+    future.cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        future.result(timeout=5)
+
+
+def test_the_next_call_of_the_slot_is_not_interrupted(pool: sky.ComputePool) -> None:
+    """The signal must not hit whoever runs when it arrives."""
+
+    @sky.compute
+    def spin(ms: int) -> int:
+        end = time.monotonic() + ms / 1000
+        while time.monotonic() < end:
+            pass
+        return ms
+
+    wanted: list[tuple[int, Any]] = []
+    for i in range(60):
+        future = spin(i % 4) > pool
+        wanted.append((i % 4, spin(i % 4) > pool))
+        time.sleep(0.001 * (i % 3))
+        future.cancel()
+    for ms, kept in wanted:
+        assert kept.result(timeout=20) == ms
+
+
+def test_cancelling_the_await_stops_the_call(pool: sky.ComputePool, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    async def main() -> None:
+        waiting = asyncio.create_task(pool.run_async(wait_for_ever(notes)))
+        while not lines_of(notes):
+            await asyncio.sleep(0.005)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
+    until(lambda: "finally" in lines_of(notes))
+
+
+def test_an_await_that_takes_too_long_stops_the_call(pool: sky.ComputePool, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    async def main() -> None:
+        async with asyncio.timeout(0.5):
+            await pool.run_async(wait_for_ever(notes) & wait_for_ever(tmp_path / "second"))
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
+    until(lambda: "finally" in lines_of(notes))
+    until(lambda: "finally" in lines_of(tmp_path / "second"))
+
+
+def test_cancelling_a_groups_future_stops_all_its_calls(pool: sky.ComputePool, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    future = (wait_for_ever(first) & wait_for_ever(second)) > pool
+    began(first)
+    began(second)
+    assert future.cancel()
+    until(lambda: "finally" in lines_of(first))
+    until(lambda: "finally" in lines_of(second))
+
+
+def test_a_stream_of_a_group_that_is_left_early_stops_the_others(pool: sky.ComputePool, tmp_path: Path) -> None:
+    values = sky.gather(sky.compute(abs)(-1), wait_for_ever(tmp_path / "notes"), stream=True) >> pool
+    assert next(values) == 1
+    began(tmp_path / "notes")
+    values.close()
+    until(lambda: "finally" in lines_of(tmp_path / "notes"))
+
+
+def test_a_call_in_a_library_that_holds_on_is_interrupted(pool: sky.ComputePool, tmp_path: Path) -> None:
+    """time.sleep, a lock, a subprocess: all come back on a signal in the main thread."""
+
+    @sky.compute
+    def run_child() -> None:
+        import subprocess
+
+        (tmp_path / "began").touch()
+        subprocess.run(["sleep", "1000"], check=True)
+
+    future = run_child() > pool
+    until((tmp_path / "began").exists)
+    future.cancel()
+    assert sky.compute(abs)(-1) >> pool == 1
+
+
+def test_user_code_runs_in_the_main_thread(pool: sky.ComputePool) -> None:
+    def is_main() -> bool:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        return threading.current_thread() is threading.main_thread()
+
+    assert sky.compute(is_main)() >> pool
+
+
+def test_closing_with_cancel_stops_what_runs(tmp_path: Path) -> None:
+    pool = sky.ComputePool(sky.Local(), logs=False).start()
+    future = wait_for_ever(tmp_path / "notes") > pool
+    pid = began(tmp_path / "notes")
+    pool.close(cancel=True)
+    assert is_gone(pid)
+    with pytest.raises(sky.errors.PoolClosed):
+        future.result(timeout=0)
