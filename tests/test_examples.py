@@ -90,6 +90,6 @@ def test_a_guide_contains_the_example_verbatim(path: Path) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_has_a_main_and_a_readable_length(path: Path) -> None:
     source = path.read_text()
-    assert '\ndef main() -> None:\n' in source
+    assert "\ndef main() -> None:\n" in source
     assert source.endswith('if __name__ == "__main__":\n    main()\n')
     assert len(source.splitlines()) <= 110
