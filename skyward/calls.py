@@ -158,7 +158,13 @@ def find_by_name(module: str, qualified_name: str) -> Any:
     import importlib
     import sys
 
-    found: Any = sys.modules.get(module) or importlib.import_module(module)
+    found = _reach(sys.modules.get(module), qualified_name)
+    if found is None:  # also where another thread is importing the module right now: this waits for it
+        found = _reach(importlib.import_module(module), qualified_name)
+    return found
+
+
+def _reach(found: Any, qualified_name: str) -> Any:
     for part in qualified_name.split("."):
         found = getattr(found, part, None)
     return found

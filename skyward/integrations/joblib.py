@@ -143,7 +143,7 @@ class _CallBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
 
     supports_retrieve_callback = True
     # A batch costs us well under a millisecond (and loky several): smaller ones leave less waiting at the end.
-    MIN_IDEAL_BATCH_DURATION = 0.03
+    MIN_IDEAL_BATCH_DURATION = 0.06
     MAX_IDEAL_BATCH_DURATION = 0.5
 
     def __init__(self, shared: SkywardBackend) -> None:
@@ -175,8 +175,7 @@ class _CallBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
         """`max_nbytes` as for joblib's memmapping: from that size on an array is looked at once in a call."""
         self.parallel = parallel
         self._limit = self._shared.effective_n_jobs(n_jobs)
-        is_off = max_nbytes is None or mmap_mode is None
-        self._seen = None if is_off else SeenArrays(max_nbytes)
+        self._seen = SeenArrays(max_nbytes) if max_nbytes is not None and mmap_mode is not None else None
         return self.effective_n_jobs(n_jobs)
 
     def start_call(self) -> None:
@@ -293,7 +292,8 @@ class _ThreadsOfSlot(ThreadingBackend):  # type: ignore[misc]  # joblib ships no
         info = instance_info()
         if info is None or n_jobs is None or n_jobs >= 0:
             return int(super().effective_n_jobs(n_jobs))
-        return max(cpu_count() // info.workers_per_node + 1 + n_jobs, 1)
+        cores: int = cpu_count()
+        return max(cores // info.workers_per_node + 1 + n_jobs, 1)
 
 
 # Warning filters ------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
         super().dump(_with_large_bytes(value))
 
     def reducer_override(self, obj: Any) -> Any:
-        reduced = _reduce_torch_storage(obj)
+        reduced = _reduce_memmap(obj) or _reduce_torch_storage(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
 
@@ -136,6 +136,15 @@ def _with_large_bytes(value: Any, depth: int = 3) -> Any:
 
 
 _BYTES_HOLDERS = frozenset({bytes, bytearray, tuple, list, dict})
+
+
+def _reduce_memmap(obj: Any) -> Any:
+    """A numpy.memmap as a plain array: numpy copies arrays of a subclass into the stream, large ones too."""
+    if type(obj).__name__ != "memmap" or "numpy" not in sys.modules:
+        return None
+    import numpy as np
+
+    return (np.asarray, (obj.view(np.ndarray),)) if type(obj) is np.memmap else None
 
 
 def _reduce_torch_storage(obj: Any) -> Any:

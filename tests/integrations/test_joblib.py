@@ -1,0 +1,550 @@
+"""joblib on a pool of 2 nodes with 2 slots each."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import joblib
+import numpy as np
+import pytest
+from joblib import Parallel, delayed
+from joblib.parallel import BACKENDS, get_active_backend
+
+import skyward as sky
+from skyward.errors import ArgumentNotPicklable, NoCapacity, ResultNotPicklable, SlotLost, UsageError
+from skyward.integrations.joblib import SkywardBackend, joblib_backend
+from skyward.integrations.pools import JoblibPool
+from skyward.machine import Machine, Offer, PoolSpec
+from skyward.wire.blobs import Blob
+from skyward.wire.payloads import encode
+from tests.waiting import until
+
+SLOTS = 4
+LONG_S = 60.0
+"""Longer than any test may take: what sleeps so long must be stopped."""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(sky.Local(), nodes=2, concurrency=2, cancel_grace_s=1.0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def on_pool(pool: sky.ComputePool) -> Iterator[sky.ComputePool]:
+    with joblib_backend(pool):
+        yield pool
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def where(_: int) -> tuple[int, int]:
+    info = sky.instance_info()
+    assert info is not None
+    time.sleep(0.02)
+    return info.node, os.getpid()
+
+
+def span(_: int) -> tuple[float, float]:
+    start = time.monotonic()
+    time.sleep(0.05)
+    return start, time.monotonic()
+
+
+def hold(started: Path, seconds: float = LONG_S) -> None:
+    started.touch()
+    time.sleep(seconds)
+
+
+def raise_when(path: Path) -> None:
+    until(path.exists)
+    raise KeyError("mine")
+
+
+def assert_all_slots_are_free(pool: sky.ComputePool) -> None:
+    started = time.monotonic()
+    with joblib_backend(pool):
+        Parallel(batch_size=1)(delayed(time.sleep)(0.05) for _ in range(2 * SLOTS))
+    assert time.monotonic() - started < LONG_S / 2
+
+
+# Where and how many ---------------------------------------------------------------------------------------------------
+
+
+def test_values_come_in_order(on_pool: sky.ComputePool) -> None:
+    assert Parallel()(delayed(square)(i) for i in range(50)) == [i * i for i in range(50)]
+
+
+def test_functions_without_a_name_travel_too(on_pool: sky.ComputePool) -> None:
+    offset = 7
+    assert Parallel()(delayed(lambda x: x + offset)(i) for i in range(5)) == [7, 8, 9, 10, 11]
+
+
+def test_calls_use_every_slot_of_every_node(on_pool: sky.ComputePool) -> None:
+    places = set(Parallel(batch_size=1)(delayed(where)(i) for i in range(8 * SLOTS)))
+    assert {node for node, _ in places} == {0, 1}
+    assert len(places) == SLOTS
+    assert os.getpid() not in {pid for _, pid in places}
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"), [(None, 4), (-1, 4), (-2, 3), (-4, 1), (-99, 1), (1, 1), (3, 3), (4, 4), (99, 4)]
+)
+def test_n_jobs_counts_slots(on_pool: sky.ComputePool, asked: int | None, given: int) -> None:
+    assert joblib.effective_n_jobs(asked) == given
+
+
+def test_n_jobs_of_zero_is_refused(on_pool: sky.ComputePool) -> None:
+    with pytest.raises(ValueError, match="n_jobs == 0"):
+        Parallel(n_jobs=0)(delayed(square)(i) for i in range(3))
+
+
+@pytest.mark.parametrize("n_jobs", [2, -3, 99])
+def test_no_more_calls_run_at_once_than_n_jobs(on_pool: sky.ComputePool, n_jobs: int) -> None:
+    spans = Parallel(n_jobs=n_jobs, batch_size=1)(delayed(span)(i) for i in range(16))
+    edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    running = np.cumsum([step for _, step in edges])
+    assert running.max() == joblib.effective_n_jobs(n_jobs)
+
+
+def test_one_job_runs_here_as_joblib_has_it(on_pool: sky.ComputePool) -> None:
+    assert set(Parallel(n_jobs=1)(delayed(os.getpid)() for _ in range(3))) == {os.getpid()}
+
+
+def test_a_pool_of_one_slot_is_still_elsewhere() -> None:
+    with JoblibPool(sky.Local()) as pool:
+        assert pool.total_slots == 1
+        pids = set(Parallel()(delayed(os.getpid)() for _ in range(6)))
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+
+
+def test_the_number_of_jobs_may_be_set_for_the_block(pool: sky.ComputePool) -> None:
+    with joblib_backend(pool, n_jobs=2) as same:
+        assert same is pool
+        assert joblib.effective_n_jobs(None) == 2
+
+
+# Batches --------------------------------------------------------------------------------------------------------------
+
+
+def test_short_calls_are_sent_in_batches(on_pool: sky.ComputePool) -> None:
+    parallel = Parallel()
+    assert parallel(delayed(square)(i) for i in range(3000)) == [i * i for i in range(3000)]
+    assert parallel.n_dispatched_batches < 1000
+
+
+def test_long_calls_are_not(on_pool: sky.ComputePool) -> None:
+    parallel = Parallel()
+    parallel(delayed(time.sleep)(0.08) for _ in range(3 * SLOTS))
+    assert parallel.n_dispatched_batches == 3 * SLOTS
+
+
+def test_a_given_batch_size_is_kept(on_pool: sky.ComputePool) -> None:
+    parallel = Parallel(batch_size=10, pre_dispatch="all")
+    parallel(delayed(square)(i) for i in range(400))
+    assert parallel.n_dispatched_batches == 40
+
+
+@pytest.mark.parametrize("pre_dispatch", ["all", "n_jobs", 1, "3*n_jobs"])
+def test_pre_dispatch_changes_no_value(on_pool: sky.ComputePool, pre_dispatch: str | int) -> None:
+    assert Parallel(pre_dispatch=pre_dispatch)(delayed(square)(i) for i in range(40)) == [i * i for i in range(40)]
+
+
+def test_input_is_read_as_calls_end(on_pool: sky.ComputePool, tmp_path: Path) -> None:
+    read = []
+
+    def numbers() -> Iterator[Any]:
+        for i in range(100):
+            read.append(i)
+            yield delayed(hold)(tmp_path / str(i), 0.01)
+
+    results = Parallel(pre_dispatch=6, batch_size=1, return_as="generator")(numbers())
+    assert len(read) <= 6 + SLOTS
+    assert len(list(results)) == 100
+
+
+# The context ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_backend_is_back_afterwards(pool: sky.ComputePool) -> None:
+    before, registered = type(get_active_backend()[0]), dict(BACKENDS)
+    with contextlib.suppress(ZeroDivisionError), joblib_backend(pool):
+        assert isinstance(get_active_backend()[0], SkywardBackend)
+        raise ZeroDivisionError
+    assert type(get_active_backend()[0]) is before
+    assert registered == BACKENDS
+
+
+def test_it_may_be_given_to_one_parallel(pool: sky.ComputePool) -> None:
+    pids = Parallel(backend=SkywardBackend(pool=pool))(delayed(os.getpid)() for _ in range(4))
+    assert os.getpid() not in pids
+
+
+def test_bad_retries_are_refused_at_once(pool: sky.ComputePool) -> None:
+    with pytest.raises(UsageError, match="retries"), joblib_backend(pool, retries=-1):
+        pass
+
+
+def test_a_closed_pool_says_so() -> None:
+    with JoblibPool(sky.Local()) as pool:
+        pass
+    with pytest.raises(sky.errors.PoolClosed), joblib_backend(pool):
+        Parallel()(delayed(square)(i) for i in range(3))
+
+
+def test_parallel_objects_in_several_threads_share_the_pool(pool: sky.ComputePool) -> None:
+    values: dict[int, list[int]] = {}
+
+    def run(factor: int) -> None:
+        with joblib_backend(pool):
+            values[factor] = Parallel()(delayed(square)(factor * i) for i in range(200))
+
+    threads = [threading.Thread(target=run, args=(factor,)) for factor in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values == {factor: [(factor * i) ** 2 for i in range(200)] for factor in range(4)}
+
+
+def test_a_parallel_object_may_be_used_again(on_pool: sky.ComputePool) -> None:
+    with Parallel() as parallel:
+        assert parallel(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
+        with pytest.raises(ZeroDivisionError):
+            parallel(delayed(divmod)(1, i) for i in range(9))
+        assert parallel(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
+
+
+def test_no_thread_stays(on_pool: sky.ComputePool) -> None:
+    Parallel()(delayed(square)(i) for i in range(9))
+    until(lambda: not any(thread.name == "skyward-joblib" for thread in threading.enumerate()))
+
+
+# Generators -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_generator_gives_values_in_order(on_pool: sky.ComputePool) -> None:
+    results = Parallel(return_as="generator")(delayed(square)(i) for i in range(60))
+    assert next(results) == 0
+    assert list(results) == [i * i for i in range(1, 60)]
+
+
+def test_an_unordered_generator_gives_values_as_they_come(on_pool: sky.ComputePool, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    def last_first(i: int) -> int:
+        if i == 0:
+            until(go.exists)
+        return i
+
+    results = Parallel(return_as="generator_unordered", batch_size=1)(delayed(last_first)(i) for i in range(6))
+    first = [next(results) for _ in range(5)]
+    go.touch()
+    assert sorted(first) == [1, 2, 3, 4, 5]
+    assert list(results) == [0]
+
+
+def test_a_generator_that_is_dropped_stops_its_calls(pool: sky.ComputePool, tmp_path: Path) -> None:
+    with joblib_backend(pool):
+        results = Parallel(return_as="generator", batch_size=1)(delayed(hold)(tmp_path / str(i)) for i in range(20))
+        until(lambda: len(list(tmp_path.iterdir())) == SLOTS)
+        with pytest.warns(UserWarning, match="have been cancelled"):
+            del results
+    assert_all_slots_are_free(pool)
+
+
+def test_one_parallel_may_feed_another(on_pool: sky.ComputePool) -> None:
+    first = Parallel(return_as="generator")(delayed(square)(i) for i in range(60))
+    second = Parallel()(delayed(square)(x) for x in first)
+    assert second == [i**4 for i in range(60)]
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason, code)
+        self.code = code
+
+
+def refuse(i: int) -> int:
+    if i == 5:
+        raise Refused("not five", 17)
+    return i
+
+
+def test_an_exception_arrives_as_itself(on_pool: sky.ComputePool) -> None:
+    with pytest.raises(Refused, match="not five") as caught:
+        Parallel()(delayed(refuse)(i) for i in range(50))
+    assert caught.value.code == 17
+    notes = "\n".join(caught.value.__notes__)
+    assert "in refuse" in notes
+    assert "node " in notes
+
+
+def test_an_error_stops_the_other_calls(pool: sky.ComputePool, tmp_path: Path) -> None:
+    def calls() -> Iterator[Any]:
+        yield delayed(raise_when)(tmp_path / "1")
+        for i in range(1, 40):
+            yield delayed(hold)(tmp_path / str(i))
+
+    with pytest.raises(KeyError, match="mine"), joblib_backend(pool):
+        Parallel(batch_size=1)(calls())
+    assert_all_slots_are_free(pool)
+    assert len(list(tmp_path.iterdir())) < 10
+
+
+def test_an_error_stops_calls_that_waited_for_their_turn(pool: sky.ComputePool, tmp_path: Path) -> None:
+    def calls() -> Iterator[Any]:
+        yield delayed(raise_when)(tmp_path / "1")
+        for i in range(1, 40):
+            yield delayed(hold)(tmp_path / str(i))
+
+    with pytest.raises(KeyError, match="mine"), joblib_backend(pool):
+        Parallel(n_jobs=2, batch_size=1)(calls())
+    assert_all_slots_are_free(pool)
+    assert len(list(tmp_path.iterdir())) < 4
+
+
+def test_a_timeout_stops_the_calls(pool: sky.ComputePool, tmp_path: Path) -> None:
+    with pytest.raises(multiprocessing.TimeoutError), joblib_backend(pool):
+        Parallel(timeout=0.3)(delayed(hold)(tmp_path / str(i)) for i in range(8))
+    assert_all_slots_are_free(pool)
+
+
+def test_an_interrupt_stops_the_calls(pool: sky.ComputePool, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        until(lambda: len(list(tmp_path.iterdir())) == SLOTS)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), joblib_backend(pool):
+        Parallel(batch_size=1)(delayed(hold)(tmp_path / str(i)) for i in range(20))
+    thread.join()
+    assert_all_slots_are_free(pool)
+    assert len(list(tmp_path.iterdir())) < 20
+
+
+def test_an_error_of_the_input_is_raised(on_pool: sky.ComputePool) -> None:
+    def calls() -> Iterator[Any]:
+        for i in range(30):
+            yield delayed(square)(i)
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        Parallel(batch_size=1)(calls())
+
+
+@pytest.mark.parametrize("at", [0, 30])
+def test_an_argument_that_cannot_travel_is_an_error_and_no_hang(on_pool: sky.ComputePool, at: int) -> None:
+    with pytest.raises(ArgumentNotPicklable, match="type"):
+        Parallel(batch_size=1)(delayed(type)(threading.Lock() if i == at else i) for i in range(40))
+
+
+def test_a_value_that_cannot_travel_is_an_error(on_pool: sky.ComputePool) -> None:
+    with pytest.raises(ResultNotPicklable):
+        Parallel()(delayed(threading.Lock)() for _ in range(4))
+
+
+def die_once(marker: Path) -> str:
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return "alive"
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+def test_the_death_of_a_slot_is_an_error_and_the_pool_goes_on(on_pool: sky.ComputePool, tmp_path: Path) -> None:
+    with pytest.raises(SlotLost, match="die_once"):
+        Parallel()(delayed(die_once)(tmp_path / "died") for _ in range(3))
+    assert Parallel()(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
+
+
+def test_retries_survive_the_death_of_a_slot(pool: sky.ComputePool, tmp_path: Path) -> None:
+    with joblib_backend(pool, retries=1):
+        assert set(Parallel()(delayed(die_once)(tmp_path / "died") for _ in range(5))) == {"alive"}
+
+
+# Nesting --------------------------------------------------------------------------------------------------------------
+
+
+def inner(n_jobs: int) -> tuple[int, set[int], str]:
+    parallel = Parallel(n_jobs=n_jobs)
+    pids = set(parallel(delayed(os.getpid)() for _ in range(4)))
+    return os.getpid(), pids, type(parallel._backend).__name__
+
+
+@pytest.mark.parametrize(("n_jobs", "kind"), [(2, "_ThreadsOfSlot"), (1, "SequentialBackend")])
+def test_calls_within_a_call_stay_in_its_slot(on_pool: sky.ComputePool, n_jobs: int, kind: str) -> None:
+    for pid, pids, backend in Parallel()(delayed(inner)(n_jobs) for _ in range(4)):
+        assert pids == {pid}
+        assert backend == kind
+
+
+def test_all_cores_within_a_call_are_the_share_of_its_slot(on_pool: sky.ComputePool) -> None:
+    (found,) = Parallel()([delayed(joblib.effective_n_jobs)(-1)])
+    assert found == max(joblib.cpu_count() // 2, 1)
+
+
+# Arrays ---------------------------------------------------------------------------------------------------------------
+
+
+def total_after_write(x: np.ndarray[Any, Any]) -> float:
+    total = float(x.sum())
+    x[:] = -1.0  # nobody else sees it
+    return total
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_calls_may_write_to_a_large_array_and_hurt_nobody(on_pool: sky.ComputePool, order: Any) -> None:
+    x = np.ones((400, 500), order=order)
+    assert set(Parallel(batch_size=1)(delayed(total_after_write)(x) for _ in range(12))) == {200_000.0}
+    assert x.min() == 1.0
+
+
+def test_an_array_that_changed_between_two_calls_of_parallel_is_sent_anew(on_pool: sky.ComputePool) -> None:
+    x = np.ones(300_000)
+    with Parallel() as parallel:
+        assert parallel(delayed(np.sum)(x) for _ in range(3)) == [300_000.0] * 3
+        x[:] = 2.0
+        assert parallel(delayed(np.sum)(x) for _ in range(3)) == [600_000.0] * 3
+
+
+def test_without_memmapping_a_change_within_the_call_is_seen(on_pool: sky.ComputePool) -> None:
+    x = np.zeros(300_000)
+
+    def calls() -> Iterator[Any]:
+        for i in range(6):
+            x[:] = i
+            yield delayed(np.max)(x)
+
+    # joblib reads ahead (a call for each slot), so a call may find what its successors wrote; never what was before.
+    seen = Parallel(max_nbytes=None, batch_size=1, pre_dispatch=1)(calls())
+    assert seen[0] == 0
+    assert seen[-1] == 5
+    assert all(found >= i for i, found in enumerate(seen))
+
+
+def test_memory_mapped_input_is_no_special_case(on_pool: sky.ComputePool, tmp_path: Path) -> None:
+    x = np.memmap(tmp_path / "x", dtype=np.float64, mode="w+", shape=(300_000,))
+    x[:] = 1.0
+    assert Parallel()(delayed(total_after_write)(x) for _ in range(6)) == [300_000.0] * 6
+    assert x.min() == 1.0
+
+
+def test_memory_mapped_input_is_not_copied_into_the_pickle(tmp_path: Path) -> None:
+    x = np.memmap(tmp_path / "x", dtype=np.float64, mode="w+", shape=(300_000,))
+    encoded = encode(x, Blob.snapshot)
+    assert len(encoded.body) < 1000
+    assert [blob.size for blob in encoded.blobs] == [x.nbytes]
+
+
+# What the slot and the caller keep ------------------------------------------------------------------------------------
+
+
+def change_filters(_: int) -> int:
+    warnings.simplefilter("error")
+    return len(warnings.filters)
+
+
+def test_warning_filters_of_the_slot_are_as_before(on_pool: sky.ComputePool) -> None:
+    mine = list(warnings.filters)
+
+    def count() -> int:
+        return len(warnings.filters)
+
+    before = set(Parallel(batch_size=1)(delayed(count)() for _ in range(3 * SLOTS)))
+    Parallel(batch_size=1)(delayed(change_filters)(i) for i in range(3 * SLOTS))
+    assert set(Parallel(batch_size=1)(delayed(count)() for _ in range(3 * SLOTS))) == before
+    assert warnings.filters == mine
+
+
+def test_progress_is_printed_when_asked_for(on_pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]) -> None:
+    Parallel(verbose=1)(delayed(square)(i) for i in range(20))
+    err = capfd.readouterr().err
+    assert "Using backend _CallBackend with 4 concurrent workers" in err or "with 4 concurrent workers" in err
+    assert "Done  20 out of  20" in err
+
+
+def test_slots_may_be_threads() -> None:
+    with JoblibPool(sky.Local(), nodes=2, concurrency=2, executor="thread"):
+        assert Parallel()(delayed(square)(i) for i in range(50)) == [i * i for i in range(50)]
+
+
+# JoblibPool -----------------------------------------------------------------------------------------------------------
+
+
+class NoMachines:
+    """A provider that installs packages and has no machines; it keeps what it was asked for."""
+
+    name: ClassVar[str] = "none"
+    extra: ClassVar[str] = ""
+    acts_on_image: ClassVar[frozenset[str]] = frozenset({"pip", "env", "includes", "excludes", "apt"})
+
+    def __init__(self) -> None:
+        self.asked: list[PoolSpec] = []
+
+    def offers(self, spec: PoolSpec) -> list[Offer]:
+        self.asked.append(spec)
+        raise NoCapacity("none: nothing")
+
+    def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[Any]:
+        return []
+
+    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
+        raise NoCapacity("none: nothing")
+
+    def terminate(self, machines: list[Machine]) -> None:
+        return
+
+
+def image_asked(image: sky.Image | None = None, **options: Any) -> sky.Image:
+    provider = NoMachines()
+    with pytest.raises(NoCapacity), JoblibPool(provider, image=image, **options):
+        pass
+    return provider.asked[0].image
+
+
+def test_joblib_is_added_to_the_image_in_the_release_that_is_here() -> None:
+    assert image_asked().pip == (f"joblib=={joblib.__version__}",)
+    assert image_asked(joblib_version="1.4.2").pip == ("joblib==1.4.2",)
+
+
+def test_no_field_of_the_image_is_dropped() -> None:
+    image = sky.Image(pip=["joblib<9", "rich"], env={"A": "1"}, includes=["data"], excludes=["*.tmp"], apt=["git"])
+    assert image_asked(image) == image  # its own pin of joblib wins
+
+
+def test_a_pool_that_cannot_open_leaves_the_default_backend() -> None:
+    before = type(get_active_backend()[0])
+    image_asked()
+    assert type(get_active_backend()[0]) is before
+
+
+def test_the_options_of_a_pool_are_passed_on() -> None:
+    provider = NoMachines()
+    with pytest.raises(NoCapacity), JoblibPool(provider, nodes=3, concurrency=4, allocation="spot", memory_gb=8):
+        pass
+    spec = provider.asked[0]
+    assert (spec.nodes, spec.concurrency, spec.allocation, spec.memory_gib) == (3, 4, "spot", 8)
+
+
+def test_a_locals_image_is_left_alone_and_warns_of_nothing() -> None:
+    with JoblibPool(sky.Local(), nodes=2, image=sky.Image(env={"MARK": "yes"})) as pool:
+        assert isinstance(pool, sky.ComputePool)
+        assert Parallel()(delayed(os.getenv)("MARK") for _ in range(4)) == ["yes"] * 4
