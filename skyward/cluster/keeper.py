@@ -98,6 +98,8 @@ class Keeper:
             self._process.stdin.flush()
 
     def _start(self) -> None:
+        if self._process is not None:
+            _close_input(self._process)
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", "-s", "-c", _BOOT, str(os.getpid()), _PACKAGE_ROOT, *sys.path],
             stdin=subprocess.PIPE,
@@ -115,3 +117,9 @@ class Keeper:
         with self._lock:
             if self._process is process and self._watched:
                 self._start()
+
+
+def _close_input(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it died with an order unread
+        process.stdin.close()

@@ -9,7 +9,6 @@ import select
 import shutil
 import signal
 import socket
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +59,7 @@ class _Node:
 
 
 def main(client: int) -> None:
-    """Until the client dies, or closes our standard input because its last pool is closed."""
+    """Until the client dies, or says that its last pool is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nodes: dict[str, _Node] = {}
@@ -93,8 +92,8 @@ def _pidfd(pid: int) -> int:
         return -1
     try:
         return os.pidfd_open(pid)
-    except OSError:  # it died already
-        sys.exit(0)
+    except OSError:  # it died already; the orders it left are still obeyed, and then its nodes ended
+        return -1
 
 
 def _obey(order: dict[str, Any], nodes: dict[str, _Node]) -> None:

@@ -185,15 +185,26 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def collect_garbage() -> list[str]:
-    """Remove what dead pools of this user left on this machine; says what it was. Live pools are not touched."""
+    """Remove what dead pools of this user left on this machine; says what it was.
+
+    Live pools are not touched, nor those that start: for so long a folder may be without its socket.
+    """
     found: list[str] = []
     folder = _runtime_folder()
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
-        if not _answers(os.path.join(path, SOCKET_NAME)):
+        if not _answers(os.path.join(path, SOCKET_NAME)) and not _is_starting(path):
             shutil.rmtree(path, ignore_errors=True)
             found.append(path)
     return found
+
+
+def _is_starting(path: str) -> bool:
+    try:
+        age_s = time.time() - os.stat(path).st_mtime
+    except FileNotFoundError:  # it has just ended by itself
+        return True
+    return age_s < _START_LIMIT_S and not os.path.exists(os.path.join(path, SOCKET_NAME))
 
 
 def _answers(socket_path: str) -> bool:

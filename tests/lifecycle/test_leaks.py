@@ -1,0 +1,132 @@
+"""Pools opened and closed, and starts that fail, cost nothing afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import skyward as sky
+from skyward.errors import NodeError, NoCapacity
+from skyward.machine import Machine, Offer, PoolSpec
+from skyward.providers.local import collect_garbage
+
+if TYPE_CHECKING:
+    from tests.lifecycle.conftest import Sandbox
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@sky.compute
+def pid() -> int:
+    return os.getpid()
+
+
+def open_files() -> dict[str, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the one of listdir itself
+            continue
+    return found
+
+
+def test_descriptors_and_threads_do_not_grow_over_twenty_pools(inside: Sandbox) -> None:
+    def open_and_close() -> None:
+        with sky.ComputePool(sky.Local(), nodes=1, logs=False) as pool:
+            data = bytes(1 << 20)
+            assert (pid() >> pool) > 0
+            assert pool.map(len, [data, data]) == [len(data)] * 2
+
+    open_and_close()  # what is made once for the process is made now
+    gc.collect()
+    files, threads = open_files(), set(threading.enumerate())
+    for _ in range(20):
+        open_and_close()
+    gc.collect()
+    assert len(open_files()) <= len(files), {k: v for k, v in open_files().items() if k not in files}
+    assert set(threading.enumerate()) <= threads
+    inside.proves_nothing_is_left()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LosesItsSecondNode(sky.Local):
+    """Its second machine dies between its launch and the first contact."""
+
+    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
+        machines = super().launch(spec, offer, pool, nodes)
+        os.kill(machines[1].pid, signal.SIGKILL)
+        machines[1].handle.wait()
+        return machines
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailsAtItsSecondNode(sky.Local):
+    """One machine comes up, then there are no more."""
+
+    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
+        first = super().launch(spec, offer, pool, nodes[:1])
+        for machine in first:
+            os.kill(machine.pid, 0)
+            machine.handle.kill()  # its watchdog; the rest of the node ends with it
+        self.terminate(first)
+        raise NoCapacity("local: no second machine")
+
+
+@pytest.mark.parametrize(
+    ("provider", "error"), [(LosesItsSecondNode(), NodeError), (FailsAtItsSecondNode(), NoCapacity)]
+)
+def test_a_start_that_fails_leaves_nothing_and_may_be_tried_again(
+    inside: Sandbox, provider: sky.Local, error: type[Exception]
+) -> None:
+    files, threads = len(open_files()), threading.active_count()
+    pool = sky.ComputePool(provider, nodes=2, logs=False)
+    for _ in range(2):
+        with pytest.raises(error):
+            pool.start()
+        assert not pool.is_active
+    inside.proves_nothing_is_left()
+    gc.collect()
+    assert len(open_files()) <= files
+    assert threading.active_count() <= threads
+
+
+def test_garbage_of_dead_pools_is_collected_and_live_pools_are_not_touched(inside: Sandbox) -> None:
+    with sky.ComputePool(sky.Local(), nodes=1, logs=False) as pool:
+        (alive,) = inside.runtime_entries()
+        dead = inside.folder / f"skyward-{os.getuid()}" / "pool-dead-0-123456"
+        dead.mkdir()
+        (dead / "agent.sock").touch()
+        starting = dead.with_name("pool-starting-0-123456")
+        starting.mkdir()  # an agent that has not made its socket yet looks like this
+        assert collect_garbage() == [str(dead)]
+        assert inside.runtime_entries() == sorted([alive, starting.name])
+        assert (pid() >> pool) > 0
+        os.utime(starting, (0, 0))
+        assert collect_garbage() == [str(starting)]
+    inside.proves_nothing_is_left()
+
+
+def test_what_a_node_leaves_that_was_killed_as_a_whole_is_collected(sandbox: Sandbox, inside: Sandbox) -> None:
+    client = sandbox.client("sky.ComputePool(sky.Local(), nodes=1).start()\n(here / 'begun').touch()\ntime.sleep(600)")
+    sandbox.waits_for("begun")
+    for role in ("keeper", "watchdog", "agent"):
+        for number in sandbox.pids(role):
+            os.kill(number, signal.SIGSTOP)  # none may see the other's end
+    killed = [*sandbox.pids("keeper"), *sandbox.pids("agent"), *sandbox.pids("watchdog")]
+    client.kill()
+    for number in killed:
+        os.kill(number, signal.SIGKILL)
+    while sandbox.processes():
+        time.sleep(0.01)
+    (left,) = sandbox.runtime_entries()
+    assert [Path(path).name for path in collect_garbage()] == [left]
+    sandbox.proves_nothing_is_left()

@@ -1,0 +1,218 @@
+"""kill -9 of each kind of our processes while a pool is open: the pool says what was lost, and goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import skyward as sky
+from skyward.errors import NodeLost, SlotLost
+
+if TYPE_CHECKING:
+    from tests.lifecycle.conftest import Sandbox
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@sky.compute
+def pid() -> int:
+    return os.getpid()
+
+
+@sky.compute
+def node() -> int:
+    info = sky.instance_info()
+    assert info is not None
+    return info.node
+
+
+@sky.compute
+def hang(begun: Path) -> None:
+    begun.touch()
+    time.sleep(600)
+
+
+def squared(x: int) -> int:
+    time.sleep(0.002)
+    return x * x
+
+
+@contextlib.contextmanager
+def local_pool(
+    sandbox: Sandbox, *, nodes: int = 2, concurrency: int = 1, lease_s: float = 5.0
+) -> Iterator[sky.ComputePool]:
+    with sky.ComputePool(sky.Local(lease_s=lease_s), nodes=nodes, concurrency=concurrency, logs=False) as pool:
+        yield pool
+    sandbox.proves_nothing_is_left()
+
+
+def test_the_death_of_a_slot_is_told_and_the_pool_goes_on(inside: Sandbox) -> None:
+    with local_pool(inside, nodes=1, concurrency=2) as pool:
+        future = hang(inside.folder / "begun") > pool
+        inside.waits_for("begun")
+        inside.kills("slot")
+        with pytest.raises(SlotLost) as caught:
+            future.result(20)
+        assert caught.value.signal == signal.SIGKILL
+        assert caught.value.started is True
+        assert [pid() >> pool for _ in range(4)]
+
+
+def test_a_call_with_retries_survives_the_death_of_its_slot(inside: Sandbox) -> None:
+    @sky.compute(retries=1)
+    def die_once(folder: Path) -> str:
+        if not (folder / "died").exists():
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "second"
+
+    with local_pool(inside, nodes=1) as pool:
+        assert (die_once(inside.folder) >> pool) == "second"
+
+
+def test_the_death_of_a_zygote_ends_its_calls_and_the_pool_goes_on(inside: Sandbox) -> None:
+    with local_pool(inside, nodes=1, concurrency=2) as pool:
+        future = hang(inside.folder / "begun") > pool
+        inside.waits_for("begun")
+        inside.kills("zygote")
+        with pytest.raises(SlotLost):
+            future.result(20)
+        for _ in range(3):
+            assert (pid() >> pool) > 0
+
+
+def test_a_lost_node_is_told_and_replaced(inside: Sandbox) -> None:
+    with local_pool(inside) as pool:
+        agents = inside.pids("agent")
+        futures = [hang(inside.folder / f"begun{i}") > pool for i in range(2)]
+        for i in range(2):
+            inside.waits_for(f"begun{i}")
+        os.kill(agents[0], signal.SIGKILL)
+        from concurrent.futures import FIRST_COMPLETED, wait
+
+        done, others = wait(futures, 20, FIRST_COMPLETED)
+        (lost,), (other,) = done, others
+        error = lost.exception()
+        assert isinstance(error, NodeLost)
+        assert error.started is not False
+        other.cancel()
+        assert (node() @ pool) == [0, 1], "the replacement takes the place of the lost node"
+        assert len(set(inside.pids("agent")) - set(agents)) == 1
+        assert pool.map(squared, range(500)) == [x * x for x in range(500)]
+
+
+def test_all_nodes_lost_at_once_are_replaced(inside: Sandbox) -> None:
+    with local_pool(inside) as pool:
+        assert (node() @ pool) == [0, 1]
+        inside.kills("agent")
+        # The loss may be seen before or after the first of these is sent.
+        for _ in range(3):
+            with contextlib.suppress(NodeLost):
+                node() @ pool
+        assert (node() @ pool) == [0, 1]
+
+
+def test_a_broadcast_to_a_lost_node_waits_for_its_replacement_or_is_told(inside: Sandbox) -> None:
+    with local_pool(inside) as pool:
+        assert (node() @ pool) == [0, 1]
+        (first, _) = inside.pids("agent")
+        os.kill(first, signal.SIGKILL)
+        with contextlib.suppress(NodeLost):  # it may have been sent before the loss was seen
+            assert (node() @ pool) == [0, 1]
+        assert (node() @ pool) == [0, 1]
+
+
+def test_a_map_goes_on_when_a_slot_dies_under_it(inside: Sandbox) -> None:
+    with local_pool(inside, nodes=1, concurrency=2) as pool:
+        values = pool.imap(squared_with_retries, range(2000))
+        got = [next(values) for _ in range(50)]
+        os.kill(inside.pids("slot")[0], signal.SIGKILL)
+        got.extend(values)
+        assert got == [x * x for x in range(2000)]
+
+
+@sky.compute(retries=2)
+def squared_with_retries(x: int) -> int:
+    time.sleep(0.001)
+    return x * x
+
+
+def test_a_map_goes_on_when_a_node_dies_under_it(inside: Sandbox) -> None:
+    with local_pool(inside) as pool:
+        values = pool.imap(squared_with_retries, range(2000))
+        got = [next(values) for _ in range(50)]
+        os.kill(inside.pids("agent")[0], signal.SIGKILL)
+        got.extend(values)
+        assert got == [x * x for x in range(2000)]
+
+
+def test_the_death_of_a_watchdog_ends_its_node_which_is_replaced(inside: Sandbox) -> None:
+    with local_pool(inside, nodes=1) as pool:
+        future = hang(inside.folder / "begun") > pool
+        inside.waits_for("begun")
+        inside.kills("watchdog")
+        with pytest.raises(NodeLost):
+            future.result(20)
+        assert (node() @ pool) == [0]
+
+
+def test_a_killed_keeper_is_started_again_and_nodes_outlive_their_lease(inside: Sandbox) -> None:
+    with local_pool(inside, lease_s=1.0) as pool:
+        before = pid() @ pool
+        for _ in range(2):
+            (killed,) = inside.kills("keeper")
+            deadline = time.monotonic() + 10
+            while inside.pids("keeper") in ([], [killed]):
+                assert time.monotonic() < deadline, "no new keeper"
+                time.sleep(0.01)
+        time.sleep(2.5)  # the lease would be over by now
+        assert (pid() @ pool) == before
+
+
+def test_a_slot_that_dies_while_idle_is_replaced(inside: Sandbox) -> None:
+    with local_pool(inside, nodes=1) as pool:
+        before = pid() >> pool
+        inside.kills("slot")
+        for _ in range(3):
+            with contextlib.suppress(SlotLost):
+                pid() >> pool
+        assert (pid() >> pool) != before
+
+
+def test_a_stopped_slot_does_not_hinder_the_end_of_its_pool(inside: Sandbox) -> None:
+    with local_pool(inside, nodes=1, concurrency=2) as pool:
+        pid() >> pool
+        for slot in inside.pids("slot"):
+            os.kill(slot, signal.SIGSTOP)
+
+
+def test_a_stopped_agent_does_not_hinder_the_end_of_its_pool(inside: Sandbox) -> None:
+    with local_pool(inside, nodes=1) as pool:
+        pid() >> pool
+        for agent in inside.pids("agent"):
+            os.kill(agent, signal.SIGSTOP)
+
+
+def test_a_stream_whose_node_dies_raises_node_lost(inside: Sandbox) -> None:
+    with local_pool(inside) as pool:
+        items = endless() >> pool
+        assert next(items) == 0
+        inside.kills("agent")
+        with pytest.raises(NodeLost):
+            for _ in items:
+                pass
+        assert (node() @ pool) == [0, 1]
+
+
+@sky.compute
+def endless() -> Iterator[int]:
+    for i in range(1 << 40):
+        yield i
+        time.sleep(0.01)
