@@ -8,14 +8,14 @@ slot that dies is not lost as a whole: results that were sent stay, calls that h
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from .calls import CallOptions
 from .cluster.direct import DirectEngine
 from .cluster.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
-from .calls import CallOptions
 from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, UsageError
 from .slot.execute import RaisedItem
@@ -30,6 +30,10 @@ GROWTH = 64
 _MAX_ITEMS = 1 << 16
 _AHEAD = 2
 """Chunks for each slot on their way: one that runs and one that waits behind it."""
+
+_BUFFERED = 4
+"""Chunks for each slot that a lazy map reads ahead of its consumer: those on their way, and values that wait for an
+earlier one."""
 
 Chunk = int | Literal["auto"]
 
@@ -83,6 +87,7 @@ class MapRun:
         ordered: bool,
         return_exceptions: bool,
         is_lazy: bool,
+        max_inflight: int | None = None,
     ) -> None:
         self._engine = engine
         self._dispatch = dispatch
@@ -97,31 +102,32 @@ class MapRun:
         self._ordered = ordered
         self._return_exceptions = return_exceptions
         self._is_lazy = is_lazy
+        self._max_inflight = max_inflight
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._open: dict[int, _ChunkTask] = {}
         self._item_ns: float | None = None
         self._last_size = 1
         self._next_index = 0
+        self._taken = 0
         self._is_exhausted = False
+        self._input_error: Exception | None = None
         self._retries: dict[int, int] = {}
 
     def results(self) -> Iterator[Any]:
         """Values in order (or as they come). Raises what the first failing call raised; the others are cancelled."""
         waiting: dict[int, list[Any]] = {}
-        next_out = 0
         try:
             self._fill()
             while self._open:
                 for start, values in self._handle(self._events.get()):
-                    if not self._ordered:
-                        yield from values
-                        continue
-                    waiting[start] = values
-                    while next_out in waiting:
-                        ready = waiting.pop(next_out)
-                        next_out += len(ready)
+                    waiting[start if self._ordered else self._taken] = values
+                    while self._taken in waiting:
+                        ready = waiting.pop(self._taken)
+                        self._taken += len(ready)
                         yield from ready
                 self._fill()
+            if self._input_error is not None:
+                raise self._input_error
         finally:
             for task_id in list(self._open):
                 self._engine.cancel(task_id)
@@ -130,15 +136,36 @@ class MapRun:
 
     def _fill(self) -> None:
         """Keep every slot busy with one chunk and one behind it; read no more of the input than that."""
-        while not self._is_exhausted and len(self._open) < self._limit():
-            items = list(islice(self._source, self._size()))
+        while not self._is_exhausted and len(self._open) < self._limit() and (room := self._room()) > 0:
+            count = min(self._size(), room)
+            items = self._read(count)
+            self._is_exhausted = len(items) < count
             if not items:
-                self._is_exhausted = True
                 return
             first, self._next_index = self._next_index, self._next_index + len(items)
             if self._left is not None:
                 self._left -= len(items)
             self._send(first, items)
+
+    def _read(self, count: int) -> list[Any]:
+        """Items of the input, fewer than `count` at its end. A lazy map raises its error behind the values before it."""
+        items: list[Any] = []
+        try:
+            items.extend(islice(self._source, count))  # what came before an error stays in the list
+        except Exception as error:  # the user's iterator: any exception can come
+            if not self._is_lazy:
+                raise
+            self._input_error = error
+        return items
+
+    def _room(self) -> int:
+        """How many more calls may be on their way, or wait here for the value of an earlier one."""
+        room = _MAX_ITEMS
+        if self._max_inflight is not None:
+            room = self._max_inflight - sum(len(task.items) - task.delivered for task in self._open.values())
+        if self._is_lazy:
+            room = min(room, self._slots * _BUFFERED * self._size() - (self._next_index - self._taken))
+        return room
 
     def _limit(self) -> int:
         # Until the first chunk came back nobody knows how long a call takes: one for each slot, and none behind it.

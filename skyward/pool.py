@@ -19,10 +19,6 @@ import cloudpickle
 
 from .accelerators import Accelerator
 from .allocation import AllocationStrategy, validate_allocation
-from .cluster.direct import DirectEngine
-from .cluster.future import Future
-from .cluster.keeper import Keeper
-from .cluster.link import connect
 from .calls import (
     CallOptions,
     ComputeFunction,
@@ -32,6 +28,10 @@ from .calls import (
     pop_active,
     push_active,
 )
+from .cluster.direct import DirectEngine
+from .cluster.future import Future
+from .cluster.keeper import Keeper
+from .cluster.link import connect
 from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, PoolClosed, UsageError
 from .executor import PoolExecutor
@@ -41,6 +41,7 @@ from .machine import LogSink, Machine, Offer, PoolSpec
 from .mapping import Chunk, MapRun, check_chunk
 from .providers import load
 from .providers.base import Provider
+from .streams import is_generator
 from .wire.frames import INLINE_LIMIT, Kind, pack
 from .wire.seen import SeenArrays
 
@@ -213,7 +214,7 @@ class ComputePool:
 
     @property
     def total_slots(self) -> int:
-        """nodes x concurrency."""
+        """Nodes x concurrency."""
         return self.nodes * self.concurrency
 
     @property
@@ -349,7 +350,7 @@ class ComputePool:
         Raises:
             Whatever the function raised, as itself; NodeLost, SlotLost, TaskTimeout, TaskError.
         """
-        return _value(self.submit(pending))
+        return _value(self._running()[1].on_one_node(pending, leads=True))
 
     def submit(self, pending: PendingCompute[T]) -> Future[T]:
         """Run the call on one node; a future of its value: `pending > pool`."""
@@ -445,6 +446,8 @@ class ComputePool:
         if not callable(fn):
             raise UsageError(f"map: {fn!r} is not a function")
         function = fn if isinstance(fn, ComputeFunction) else None
+        if is_generator(function.fn if function else fn):
+            raise UsageError(f"map: {fn!r} is a generator function; return a list, or stream it: `fn(x) >> pool`")
         if function is not None and function.launch.is_gang:
             raise UsageError(f"map: {function!r} is under an integration, which makes a gang; use `@ pool` for those")
         options = function.options if function is not None else CallOptions()
@@ -461,6 +464,7 @@ class ComputePool:
             ordered=ordered,
             return_exceptions=return_exceptions,
             is_lazy=is_lazy,
+            max_inflight=self._max_inflight,
         ).results()
 
     def executor(self) -> PoolExecutor:

@@ -376,7 +376,7 @@ class TestTerminal:
 
     def test_breakpoint(self, pool: sky.ComputePool) -> None:
         def stop() -> None:
-            breakpoint()  # noqa: T100
+            breakpoint()
 
         with pytest.raises(InteractiveInput, match=r"debug with the function's .local"):
             sky.compute(stop)() >> pool

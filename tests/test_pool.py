@@ -343,7 +343,7 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ('[pools.bad]\nnodes = 2\n', "provider"),
+            ("[pools.bad]\nnodes = 2\n", "provider"),
             ('[pools.bad]\nprovider = "mars"\n', "mars"),
             ('[pools.bad]\nprovider = "local"\nnodez = 2\n', "nodez"),
             ('[providers.mine]\ntype = "local"\nleases = 2\n[pools.bad]\nprovider = "mine"\n', "leases"),

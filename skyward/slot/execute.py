@@ -51,7 +51,7 @@ class Guard(Protocol):
 
 def put_result_blob(data: memoryview) -> Blob:
     """Results are not named by content: nobody sends them twice, and hashing is a third of a copy's time."""
-    global _counter  # noqa: PLW0603  # unique in this process, with the pid unique on the node
+    global _counter  # unique in this process, with the pid unique on the node
     _counter += 1
     return Blob.unnamed(data.cast("B"), struct.pack("<QQ", os.getpid(), _counter))
 
@@ -140,13 +140,31 @@ class TaskRun:
                 now = clock()
                 if now >= flush_at and offset + 1 < len(items):
                     with self.guard.our_code():
-                        self._send_part(first + sent, results)
+                        self._send_part(first + sent, results, return_exceptions)
                     sent, results, flush_at = offset + 1, [], clock() + FLUSH_NS
-        return self._encode((first + sent, _portable(results)))
+        return self._encode_results(first + sent, results, return_exceptions)
 
-    def _send_part(self, start: int, results: list[Any]) -> None:
+    def _send_part(self, start: int, results: list[Any], return_exceptions: bool = False) -> None:
         if results:
-            self.link.send_payload(Kind.PART, self.frame.ident, self._encode((start, _portable(results))))
+            payload = self._encode_results(start, results, return_exceptions)
+            self.link.send_payload(Kind.PART, self.frame.ident, payload)
+
+    def _encode_results(self, start: int, results: list[Any], return_exceptions: bool) -> Encoded:
+        """One result that cannot be pickled fails its own call and no other."""
+        try:
+            return self._encode((start, _portable(results)))
+        except ResultNotPicklable:
+            for offset, result in enumerate(results):
+                try:
+                    if type(result) is not _Raised:
+                        self._encode(result)
+                except ResultNotPicklable as error:
+                    if not return_exceptions:
+                        self._index = start + offset
+                        self._send_part(start, results[:offset])
+                        raise
+                    results[offset] = _Raised(error)
+            return self._encode((start, _portable(results)))
 
     def _run_stream(self, function: Callable[..., Any], payload: Any, head: TaskHead) -> Encoded:
         self._credit = head.number
