@@ -7,6 +7,7 @@ itself, which stands for the innermost open pool.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future as StdFuture
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Real
 from types import ModuleType
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, get_origin, overload
 
 from .errors import NoActivePool, UsageError
 from .launch import Launch
@@ -121,10 +122,10 @@ class ComputeFunction(Generic[P, T_co]):
         self.options = options
         self.launch = Launch(integrations=getattr(fn, "__skyward_integrations__", ()))
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T_co]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T_co]:
         return PendingCompute(self, args, kwargs, self.options)
 
-    def local(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
+    def local(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """Run the original function here and now."""
         return self.fn(*args, **kwargs)
 
@@ -168,6 +169,12 @@ def _reach(found: Any, qualified_name: str) -> Any:
     for part in qualified_name.split("."):
         found = getattr(found, part, None)
     return found
+
+
+def _is_iterator(hint: Any) -> bool:
+    if isinstance(hint, str):  # from __future__ import annotations
+        return hint.partition("[")[0].strip().rpartition(".")[2] == "Iterator"
+    return hint is Iterator or get_origin(hint) is Iterator
 
 
 @overload

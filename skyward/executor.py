@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .cluster.future import Future
 from .calls import ComputeFunction, compute
+from .cluster.future import Future
 
 if TYPE_CHECKING:
     from .pool import ComputePool
@@ -21,14 +24,16 @@ T = TypeVar("T")
 class PoolExecutor(concurrent.futures.Executor):
     """Submits plain functions to a pool. Futures keep the standard meaning: a running call cannot be cancelled.
 
-    `shutdown` ends the executor and not the pool. Usable in a `with` block of its own. Thread-safe.
+    `shutdown` ends the executor and not the pool. Usable in a `with` block of its own. Thread-safe. As with the
+    standard ones, a program that ends without `shutdown` waits for what it has submitted.
     """
 
     def __init__(self, pool: ComputePool) -> None:
         self._pool = pool
         self._futures: set[Future[Any]] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._is_shut_down = False
+        _open.add(self)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Raises RuntimeError after `shutdown`."""
@@ -43,12 +48,12 @@ class PoolExecutor(concurrent.futures.Executor):
 
     def _done(self, future: concurrent.futures.Future[Any]) -> None:
         with self._lock:
-            self._futures.discard(future)  # type: ignore[arg-type]
+            self._futures.discard(future)
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """As the standard one: all input is read now, results come in order. A `chunksize` > 1 sends that many calls at once."""
+        """As the standard one: all input is read now, results come in order. `chunksize` calls are sent together."""
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         if chunksize == 1:
@@ -76,3 +81,15 @@ def _call_each(fn: Callable[..., T], items: list[tuple[Any, ...]]) -> list[T]:
 def _chained(results: Iterator[list[T]]) -> Iterator[T]:
     for chunk in results:
         yield from chunk
+
+
+_open: weakref.WeakSet[PoolExecutor] = weakref.WeakSet()
+
+
+def _shut_down_at_exit() -> None:
+    for executor in list(_open):
+        executor.shutdown()
+
+
+atexit.register(_shut_down_at_exit)
+os.register_at_fork(after_in_child=_open.clear)  # the calls are the parent's to wait for
