@@ -73,7 +73,8 @@ class SkywardError(Exception):
 
     def __init__(self, message: str = "", **fields: Any) -> None:
         super().__init__(message)
-        self.__dict__.update(fields)
+        for name, value in fields.items():
+            setattr(self, name, value)  # not in __dict__: ImportError has a `name` of its own
 
 
 class UsageError(SkywardError, ValueError):

@@ -50,13 +50,18 @@ class Gang:
         firsts = [self.values[rank].decode() for rank in sorted(self.values)]
         return firsts[0] if self.nodes is None else firsts
 
-    def error(self) -> BaseException:
-        """The failure that came first, with the others as notes.
+    def cause(self) -> tuple[int, BaseException]:
+        """The rank that failed first, and how.
 
         Ranks fail because one failed: the first by the clock of its node is the cause, and a rank whose process died
         is a cause before all that raised.
         """
-        when, rank, error = min(self.failures, key=lambda failure: failure[0])
+        _, rank, error = min(self.failures, key=lambda failure: failure[0])
+        return rank, error
+
+    def error(self) -> BaseException:
+        """The cause, with the other failures as notes. To be asked once: notes are added."""
+        rank, error = self.cause()
         others = sorted((r, e) for _, r, e in self.failures if r != rank)
         if self.launch.is_gang and len(self.tasks) > 1:
             error.add_note(f"Rank {rank} of {len(self.tasks)} failed first; the other ranks were stopped.")
@@ -71,7 +76,7 @@ class Gang:
     def reset(self) -> None:
         """Before it is started again."""
         self.tasks, self.open, self.values = {}, set(), {}
-        self.failures, self.is_stopping, self.port = [], False, 0
+        self.failures, self.is_stopping, self.port, self.placed = [], False, 0, ()
 
 
 def _first_line(error: BaseException) -> str:

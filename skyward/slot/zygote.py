@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..launch import Launch
+from .functions import explain_load_error
 from .worker import SlotConfig, serve
 
 __all__ = ["ForkOrder", "ZygoteConfig", "main"]
@@ -159,7 +160,7 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
         sock.close()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # SIGINT stays ignored until the worker handles it: a cancel that comes now is seen when the task begins.
         _draw_own_numbers()
         become_slot(order, fds)
         code = 0
@@ -194,19 +195,27 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
     os.close(null)
     for fd in (out, err):
         os.close(fd)
-    if order.launch:
-        _apply_launch(order)
+    failed = _apply_launch(order) if order.launch else None
     with socket.socket(fileno=sock_fd) as sock:
-        serve(sock, page, order.config)
+        serve(sock, page, order.config, failed)
 
 
-def _apply_launch(order: ForkOrder) -> None:
-    """The environment of each integration stands before anything of the user's is loaded."""
+def _apply_launch(order: ForkOrder) -> Exception | None:
+    """The environment of each integration stands before anything of the user's is loaded. What goes wrong is
+    returned, to be reported as the failure of the rank's task.
+    """
     os.environ.update(order.config.env)
-    launch: Launch = pickle.loads(order.launch)
+    try:
+        launch: Launch = pickle.loads(order.launch)
+    except Exception as error:  # the module of an integration of the user's may do anything
+        return explain_load_error(error, "an integration")
     assert order.config.rank is not None
-    for integration in launch.integrations:
-        os.environ.update(integration.environment(order.config.rank))
+    try:
+        for integration in launch.integrations:
+            os.environ.update(integration.environment(order.config.rank))
+    except Exception as error:  # an integration of the user's
+        return error
+    return None
 
 
 def _execute_afresh(order: ForkOrder, fds: list[int], config: ZygoteConfig) -> int:

@@ -27,12 +27,12 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 import cloudpickle
 import pytest
 
-from ..calls import compute
+from ..calls import ComputeFunction, compute
 from ..errors import MissingDependency, UsageError
 from ..integrations.base import integrations_of
 from ..launch import Integration, Launch
@@ -42,6 +42,9 @@ from ..slot.runtime import instance_info
 from ..topology import Peer, Rank
 
 __all__ = ["IntegrationSuite"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class IntegrationSuite(ABC):
@@ -93,6 +96,9 @@ class IntegrationSuite(ABC):
         """What the decorator puts on a function."""
         (found,) = integrations_of(type(self).decorator(_greet))
         return found
+
+    def _gang(self, function: Callable[P, R], **options: Any) -> ComputeFunction[P, R]:
+        return compute(cast("Callable[P, R]", type(self).decorator(**options)(function)))
 
     # The decorator --------------------------------------------------------------------------------------------------
 
@@ -163,34 +169,29 @@ class IntegrationSuite(ABC):
     def test_a_broadcast_is_one_world(self, pool: ComputePool) -> None:
         place, total = self.place, self.total
 
-        @compute
-        @type(self).decorator
         def run() -> tuple[tuple[int, int], float]:
             return place(), total(place()[0] + 1.0)
 
+        function = self._gang(run)
         for _ in range(2):  # the second one too
-            assert run() @ pool == [((0, 2), 3.0), ((1, 2), 3.0)]
+            assert function() @ pool == [((0, 2), 3.0), ((1, 2), 3.0)]
 
     def test_one_node_is_a_world_of_its_own(self, pool: ComputePool) -> None:
         place, total, is_initialized = self.place, self.total, self.is_initialized
 
-        @compute
-        @type(self).decorator
         def run() -> tuple[bool, tuple[int, int], float]:
             return is_initialized(), place(), total(5.0)
 
-        assert run() >> pool == (True, (0, 1), 5.0)
+        assert self._gang(run)() >> pool == (True, (0, 1), 5.0)
 
     def test_two_processes_on_each_node_are_neighbours(self, pool: ComputePool) -> None:
         place, total = self.place, self.total
 
-        @compute
-        @type(self).decorator(processes_per_node=2)
         def run() -> tuple[tuple[int, int], float]:
             return place(), total(10.0 ** place()[0])
 
         # Of each node, the value of its first rank.
-        assert run() @ pool == [((0, 4), 1111.0), ((2, 4), 1111.0)]
+        assert self._gang(run, processes_per_node=2)() @ pool == [((0, 4), 1111.0), ((2, 4), 1111.0)]
 
     def test_it_stacks_with_the_output_decorators_in_any_order(
         self, pool: ComputePool, capfd: pytest.CaptureFixture[str]
@@ -210,39 +211,34 @@ class IntegrationSuite(ABC):
         assert (printed.count("above"), printed.count("below"), printed.count("nobody")) == (1, 1, 0)
 
     def test_no_process_is_used_twice(self, pool: ComputePool) -> None:
-        @compute
-        @type(self).decorator
         def mark() -> tuple[str | None, int]:
             before = os.environ.get("SKYWARD_SUITE_MARK")
             os.environ["SKYWARD_SUITE_MARK"] = "left by a call"
             return before, os.getpid()
 
-        runs = [mark() @ pool for _ in range(2)]
+        function = self._gang(mark)
+        runs = [function() @ pool for _ in range(2)]
         assert [before for run in runs for before, _ in run] == [None] * 4
         assert len({pid for run in runs for _, pid in run}) == 4
 
     def test_the_rank_is_the_same_wherever_it_is_asked(self, pool: ComputePool) -> None:
         place = self.place
 
-        @compute
-        @type(self).decorator
         def run() -> bool:
             info = instance_info()
             assert info is not None
             return (info.rank, info.world_size) == place()
 
-        assert run() @ pool == [True, True]
+        assert self._gang(run)() @ pool == [True, True]
 
     def test_what_the_function_raises_arrives_as_itself(self, pool: ComputePool) -> None:
         place = self.place
 
-        @compute
-        @type(self).decorator
         def run() -> None:
             raise LookupError(f"rank {place()[0]}")
 
         with pytest.raises(LookupError, match="rank"):
-            run() @ pool
+            self._gang(run)() @ pool
 
 
 def _greet(name: str, *, loud: bool = False) -> str:

@@ -28,9 +28,26 @@ from skyward.testing import IntegrationSuite
 from skyward.topology import Rank
 
 
+@pytest.fixture(scope="module")
+def torch_pool() -> Iterator[ComputePool]:
+    """One for the whole file: its nodes import torch once."""
+    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def pool(torch_pool: ComputePool) -> ComputePool:
+    return torch_pool
+
+
 class TestTorchConforms(IntegrationSuite):
     decorator = staticmethod(sky.integrations.torch)
     framework = "torch"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def pool(cls, torch_pool: ComputePool) -> ComputePool:
+        return torch_pool
 
     @staticmethod
     def is_initialized() -> bool:
@@ -45,11 +62,6 @@ class TestTorchConforms(IntegrationSuite):
         tensor = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(tensor)
         return tensor.item()
-
-
-@pytest.fixture(scope="module")
-def pool(sky_pools: Callable[..., ComputePool]) -> ComputePool:
-    return sky_pools()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -363,6 +375,22 @@ def test_a_killed_rank_is_named(pool: ComputePool) -> None:
         work() @ pool
     assert time.monotonic() - begin < 10
     assert (raised.value.signal, raised.value.node) == (signal.SIGKILL, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speechless(TorchIntegration):
+    def environment(self, rank: Rank) -> dict[str, str]:
+        raise LookupError("no such network")
+
+
+def test_an_integration_that_cannot_say_its_environment_is_the_error(pool: ComputePool) -> None:
+    def work() -> None: ...
+
+    with pytest.raises(LookupError, match="no such network") as raised:
+        sky.compute(integrate(work, Speechless()))() @ pool
+    notes = "\n".join(raised.value.__notes__)
+    assert "in environment" in notes
+    assert notes.count("failed first") == 1
 
 
 def test_after_failures_the_pool_goes_on(pool: ComputePool) -> None:
