@@ -122,6 +122,17 @@ class ComputeFunction(Generic[P, T_co]):
         self.options = options
         self.launch = Launch(integrations=getattr(fn, "__skyward_integrations__", ()))
 
+    @functools.cached_property
+    def is_generator(self) -> bool:
+        """Whether a call gives a stream of values."""
+        return inspect.isgeneratorfunction(inspect.unwrap(self.fn))
+
+    @functools.cached_property
+    def iterator_parameters(self) -> tuple[str, ...]:
+        """The parameters annotated `Iterator[T]`: their arguments are streamed in."""
+        hints = getattr(inspect.unwrap(self.fn), "__annotations__", {})
+        return tuple(name for name, hint in hints.items() if name != "return" and _is_iterator(hint))
+
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T_co]:
         return PendingCompute(self, args, kwargs, self.options)
 

@@ -16,7 +16,7 @@ from .cluster.tasks import CallTask, Received, ResultStream, StreamTask, Task, T
 from .calls import CallOptions, PendingCompute
 from .errors import ArgumentNotPicklable, UsageError
 from .launch import Launch
-from .streams import WINDOW, InputFeed, is_generator, take_inputs
+from .streams import WINDOW, InputFeed, take_inputs
 from .wire.blobs import BlobStore
 from .wire.frames import Kind
 from .wire.payloads import Encoded, encode
@@ -90,12 +90,20 @@ class Dispatch:
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def on_one_node(
-        self, pending: PendingCompute[Any], *, is_strict: bool = False, seen: SeenArrays | None = None
+        self,
+        pending: PendingCompute[Any],
+        *,
+        is_strict: bool = False,
+        leads: bool = False,
+        seen: SeenArrays | None = None,
     ) -> Future[Any]:
-        """A future of the call's value, or of an iterator if the function is a generator function."""
+        """A future of the call's value, or of an iterator if the function is a generator function.
+
+        `leads`: the caller waits for it at once, and may do the reading; the future may be done when it is returned.
+        """
         if pending.fn.launch.is_gang:
             return self._gang(pending, nodes=None)
-        return self._call(pending, kind=_PLAIN, pinned=None, is_strict=is_strict, seen=seen)
+        return self._call(pending, kind=_PLAIN, pinned=None, is_strict=is_strict, leads=leads, seen=seen)
 
     def on_all_nodes(self, pending: PendingCompute[Any]) -> list[Future[Any]]:
         """One future for each node; or, for a gang, one future of the whole list."""
@@ -111,11 +119,12 @@ class Dispatch:
         kind: int,
         pinned: int | None,
         is_strict: bool = False,
+        leads: bool = False,
         seen: SeenArrays | None = None,
     ) -> Future[Any]:
-        engine, function = self._engine, pending.fn.fn
+        engine = self._engine
         task_id = engine.next_id()
-        args, kwargs, sources = take_inputs(function, pending.args, pending.kwargs)
+        args, kwargs, sources = take_inputs(pending.fn, pending.args, pending.kwargs)
         options = pending.options
         if sources and (options.retries or options.retry_on):
             raise UsageError(f"retries: {pending.name!r} reads an iterator, which cannot be read twice; use retries=0")
@@ -132,7 +141,7 @@ class Dispatch:
             InputFeed(engine, task_id, lane, source, self._store.put, future) for lane, source in enumerate(sources)
         )
         task: Task
-        if is_generator(function):
+        if pending.fn.is_generator:
             head = TaskHead(common["function"].digest, Mode.STREAM, kind, len(sources), WINDOW)
             stream: ResultStream[Any] = ResultStream(
                 lambda count: engine.send_stream(task_id, Kind.CREDIT, count.to_bytes(4, "little")),
@@ -145,12 +154,15 @@ class Dispatch:
             head = TaskHead(common["function"].digest, Mode.CALL, kind, len(sources), 0)
             made = _FedCallTask if feeds else CallTask
             task = made(head=head, future=future, **({"feeds": feeds} if feeds else {}), **common)
-        engine.submit(task, pinned=pinned)
+        if leads and not feeds:
+            engine.submit_leading(task, future)
+        else:
+            engine.submit(task, pinned=pinned)
         return future
 
     def _gang(self, pending: PendingCompute[Any], *, nodes: tuple[int, ...] | None) -> Future[Any]:
         engine, launch = self._engine, pending.fn.launch
-        if is_generator(pending.fn.fn):
+        if pending.fn.is_generator:
             raise UsageError(
                 f"{pending.name!r} is a generator function under an integration: ranks return values, they do not "
                 "stream; return the result, or print progress"

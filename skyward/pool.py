@@ -25,6 +25,7 @@ from .calls import (
     PendingCompute,
     PendingComputeGroup,
     is_seconds,
+    compute,
     pop_active,
     push_active,
 )
@@ -41,7 +42,6 @@ from .machine import LogSink, Machine, Offer, PoolSpec
 from .mapping import Chunk, MapRun, check_chunk
 from .providers import load
 from .providers.base import Provider
-from .streams import is_generator
 from .wire.frames import INLINE_LIMIT, Kind, pack
 from .wire.seen import SeenArrays
 
@@ -284,15 +284,21 @@ class ComputePool:
         try:
             engine.close()
             for machine in machines:
-                if not engine.was_started:
+                if not engine.was_started or self._replacements:  # a replacement may not have been reached yet
                     _ask_to_end(machine)
-            self.provider.terminate(machines)
         finally:
-            for machine in machines:
-                Keeper.of_this_process().forget(machine)
+            try:
+                self.provider.terminate(machines)
+            finally:
+                for machine in machines:
+                    Keeper.of_this_process().forget(machine)
 
     def __enter__(self) -> ComputePool:
-        return self.start()
+        try:
+            return self.start()
+        except KeyboardInterrupt:  # it may come when all is done, and then nobody calls __exit__
+            self.close(cancel=True)
+            raise
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel=kind is not None)
@@ -322,7 +328,9 @@ class ComputePool:
             if self._engine is not None:
                 self._machines[node] = machine
                 return machine
+        _ask_to_end(machine)  # the pool was closed meanwhile
         self.provider.terminate([machine])
+        Keeper.of_this_process().forget(machine)
         return None
 
     def _warn_unused(self) -> None:
@@ -446,7 +454,7 @@ class ComputePool:
         if not callable(fn):
             raise UsageError(f"map: {fn!r} is not a function")
         function = fn if isinstance(fn, ComputeFunction) else None
-        if is_generator(function.fn if function else fn):
+        if (function or compute(fn)).is_generator:
             raise UsageError(f"map: {fn!r} is a generator function; return a list, or stream it: `fn(x) >> pool`")
         if function is not None and function.launch.is_gang:
             raise UsageError(f"map: {function!r} is under an integration, which makes a gang; use `@ pool` for those")

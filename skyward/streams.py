@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import collections.abc
 import inspect
 import threading
-import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from .calls import ComputeFunction
 from .cluster.direct import DirectEngine
 from .cluster.future import Future
 from .wire.frames import Kind
 from .wire.payloads import PutBlob, encode
 from .wire.tasks import InputStream
 
-__all__ = ["WINDOW", "InputFeed", "is_generator", "take_inputs"]
+__all__ = ["WINDOW", "InputFeed", "take_inputs"]
 
 WINDOW = 16
 """Items of a stream on their way at most, in either direction."""
 
-_ITERATORS = (collections.abc.Iterator, collections.abc.Generator, typing.Iterator)
-
-
-def is_generator(function: Callable[..., Any]) -> bool:
-    return inspect.isgeneratorfunction(inspect.unwrap(function))
-
-
 def take_inputs(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[Iterator[Any]]]:
     """The arguments with streams in the place of iterators whose parameter is annotated `Iterator[T]`."""
-    names = _stream_parameters(function)
+    names = function.iterator_parameters
     if not names:
         return args, kwargs, []
-    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound = inspect.signature(function.fn).bind(*args, **kwargs)
     sources: list[Iterator[Any]] = []
     for name in names:
         value = bound.arguments.get(name)
@@ -42,18 +34,6 @@ def take_inputs(
             bound.arguments[name] = InputStream(len(sources))
             sources.append(iter(value))
     return bound.args, bound.kwargs, sources
-
-
-def _stream_parameters(function: Callable[..., Any]) -> list[str]:
-    annotations = getattr(inspect.unwrap(function), "__annotations__", {})
-    return [name for name, hint in annotations.items() if name != "return" and _is_iterator(hint)]
-
-
-def _is_iterator(hint: Any) -> bool:
-    if isinstance(hint, str):  # from __future__ import annotations
-        bare = hint.partition("[")[0].strip().rpartition(".")[2]
-        return bare == "Iterator"
-    return hint in _ITERATORS or typing.get_origin(hint) in _ITERATORS
 
 
 class InputFeed:

@@ -13,30 +13,33 @@ import itertools
 import json
 import os
 import pickle
-import selectors
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import InternalError, NodeLost, PoolClosed, TaskTimeout
+from ..errors import InternalError, NodeLost, PoolClosed, RendezvousFailed, TaskTimeout
 from ..schedule.scheduler import Action, FailGang, FailTask, Recall, Scheduler, Send, StartGang
 from ..topology import AcceleratorInfo
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame, Kind
 from ..wire.payloads import Encoded
 from ..wire.tasks import RankOrder, Topology
+from . import interrupts
+from .future import Future, Undecoded
 from .gang import Gang, RankTask, make_ranks
 from .link import NodeLink, connect
 from .logs import LogRouter
 from ..machine import LogSink, Machine, Machines
 from .tasks import Loss, StreamTask, Task, TaskFailure, loss_error
+from .watcher import Watcher
 
 __all__ = ["DirectEngine"]
 
 _CONNECT_S = 20.0
+_LEAD_S = 0.02
+"""Seconds that a caller reads its node's channel itself. For longer calls a change of thread is nothing."""
 _GANG_GRACE_S = 1.0
 _GANG_SETTLE_S = 0.2
 """Seconds that a failed gang waits for its other ranks' own failures before it stops them: one of those may be the
@@ -65,8 +68,8 @@ class DirectEngine:
         self._deadlines: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
         self._dirty: set[NodeLink] = set()
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = socket.socketpair()
+        self._watcher = Watcher()
+        self._depth = 0
         self._is_open = False
         self._thread: threading.Thread | None = None
         self._idle = threading.Condition(self._lock)
@@ -77,9 +80,6 @@ class DirectEngine:
     def start(self, machines: list[Machine], source: Machines) -> None:
         """Connect to all agents. Raises Unreachable; what was connected is closed again."""
         self._source = source
-        self._wake_read.setblocking(False)
-        self._wake_write.setblocking(False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         for machine in machines:
             self._machines[machine.node] = machine
             self._links[machine.node] = self._connect(machine)
@@ -95,7 +95,7 @@ class DirectEngine:
     def _connect(self, machine: Machine) -> NodeLink:
         sock, facts = connect(machine.socket_path, role="client", pool=self.job_id, timeout_s=_CONNECT_S)
         link = NodeLink(machine.node, Channel(sock), facts)
-        self._selector.register(link.channel, selectors.EVENT_READ, link)
+        self._watcher.add(link)
         return link
 
     def _node_up(self, machine: Machine) -> None:
@@ -162,9 +162,8 @@ class DirectEngine:
     def _release_sockets(self) -> None:
         for link in self._links.values():
             link.channel.close()
-        self._selector.close()
-        self._wake_read.close()
-        self._wake_write.close()
+        self._watcher.close()
+        interrupts.restore()
         _engines.discard(self)
 
     def forget_in_child(self) -> None:
@@ -174,8 +173,7 @@ class DirectEngine:
         for link in self._links.values():
             link.channel.sock.close()
         with contextlib.suppress(OSError):
-            self._wake_read.close()
-            self._wake_write.close()
+            self._watcher.close_in_child()
 
     # Submitting -----------------------------------------------------------------------------------------------------
 
@@ -198,15 +196,18 @@ class DirectEngine:
     def submit(self, task: Task, *, pinned: int | None = None) -> None:
         """Raises PoolClosed. Everything else is told to the task."""
         with self._changing():
-            self._require_open()
-            self._tasks[task.id] = task
-            actions = self._scheduler.submit(
-                task.id,
-                pinned=pinned,
-                retries=task.options.retries,
-                in_advance=task.timeout_s is None,  # its time begins when it is sent
-            )
-            self._perform(actions)
+            self._submit(task, pinned)
+
+    def _submit(self, task: Task, pinned: int | None) -> None:
+        self._require_open()
+        self._tasks[task.id] = task
+        actions = self._scheduler.submit(
+            task.id,
+            pinned=pinned,
+            retries=task.options.retries,
+            in_advance=task.timeout_s is None,  # its time begins when it is sent
+        )
+        self._perform(actions)
 
     def submit_gang(self, gang: Gang) -> None:
         with self._changing():
@@ -292,15 +293,29 @@ class DirectEngine:
 
     # Carrying out ---------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _changing(self) -> Any:
+    def _changing(self) -> _Changing:
         """The lock; then what was decided under it is sent, and told to the user without it."""
-        with self._lock:
-            yield
-            self._flush()
-            after, self._after = self._after, []
-        for callback in after:
-            callback()
+        return _Changing(self)
+
+    def _open_books(self) -> None:
+        interrupts.hold()
+        self._lock.acquire()
+        self._depth += 1
+
+    def _close_books(self) -> None:
+        after: list[Callable[[], None]] = []
+        try:
+            if self._depth == 1:
+                self._flush()
+                after, self._after = self._after, after
+        finally:
+            self._depth -= 1
+            self._lock.release()
+        try:
+            for callback in after:
+                callback()
+        finally:
+            interrupts.let_go()
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -335,8 +350,7 @@ class DirectEngine:
                 link.flush()
             except ChannelClosed:
                 continue  # the I/O thread sees it too, and acts
-            if link.is_blocked:
-                self._wake()
+            self._watcher.update(link)
         self._dirty.clear()
 
     def _fail(self, task: Task, action: FailTask) -> None:
@@ -379,23 +393,15 @@ class DirectEngine:
     # The I/O thread -------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            self._wake_write.send(b"\0")
+        self._watcher.wake()
 
     def _run(self) -> None:
         while self._is_open:
-            for key, mask in self._selector.select(self._run_deadlines()):
-                link = key.data
-                if link is None:
-                    with contextlib.suppress(BlockingIOError):
-                        self._wake_read.recv(4096)
-                    self._watch_blocked()
-                    continue
-                if mask & selectors.EVENT_WRITE:
+            for link, can_read, can_write in self._watcher.wait(self._run_deadlines()):
+                if can_write:
                     with self._changing():
                         self._dirty.add(link)
-                    self._watch_blocked()
-                if mask & selectors.EVENT_READ:
+                if can_read:
                     self._read(link)
 
     def _run_deadlines(self) -> float | None:
@@ -407,27 +413,59 @@ class DirectEngine:
             # A selector refuses to wait for weeks; waking up once an hour costs nothing.
             return min(3600.0, max(0.0, self._deadlines[0][0] - now)) if self._deadlines else None
 
-    def _watch_blocked(self) -> None:
-        with self._lock:
-            if not self._is_open:
-                return
-            for link in self._links.values():
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.is_blocked else 0)
-                with contextlib.suppress(KeyError):
-                    if self._selector.get_key(link.channel).events != events:
-                        self._selector.modify(link.channel, events, link)
-
     def _read(self, link: NodeLink) -> None:
+        interrupts.hold()  # frames that were read must be handled
         try:
-            frames = list(link.receive())
-        except BlockingIOError:
-            return
-        except ChannelClosed:
-            self._node_gone(link)
-            return
-        with self._changing():
-            for frame in frames:
-                self._on_frame(link, frame)
+            if not link.reading.acquire(blocking=False):
+                return  # a leading caller is at it
+            try:
+                frames = list(link.receive())
+                with self._changing():
+                    for frame in frames:
+                        self._on_frame(link, frame)
+            except BlockingIOError:
+                return
+            except ChannelClosed:
+                self._node_gone(link)
+            finally:
+                link.reading.release()
+        finally:
+            interrupts.let_go()
+
+    # Leading --------------------------------------------------------------------------------------------------------
+
+    def submit_leading(self, task: Task, future: Future[Any]) -> None:
+        """`submit`, and wait a moment for the outcome in this thread.
+
+        If nothing else is open, the caller reads the node's channel itself and the I/O thread steps aside: a short
+        call then costs no change of thread at all. After `_LEAD_S` the I/O thread takes over.
+        """
+        link: NodeLink | None = None
+        try:
+            with self._changing():
+                is_alone = self._watcher.can_lead and not self._tasks and not self._gangs
+                self._submit(task, None)
+                if is_alone:
+                    link = self._links.get(self._scheduler.node_of(task.id) or 0)
+                if link is not None:
+                    link.is_led = True
+                    self._watcher.update(link)
+            if link is not None:
+                self._lead(link, future)
+        finally:
+            if link is not None:
+                with self._changing():
+                    link.is_led = False
+                    self._watcher.update(link)
+
+    def _lead(self, link: NodeLink, future: Future[Any]) -> None:
+        deadline = time.monotonic() + _LEAD_S
+        while not future.done() and link.is_led:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            if link.wait_readable(left_s):
+                self._read(link)
 
     def _on_frame(self, link: NodeLink, frame: Frame) -> None:
         kind = frame.kind
@@ -522,7 +560,8 @@ class DirectEngine:
 
     def _node_gone(self, link: NodeLink) -> None:
         with self._changing():  # closed under the lock: another thread may be about to write to it
-            self._selector.unregister(link.channel)
+            link.is_led = False
+            self._watcher.remove(link)
             link.channel.close()
             if not self._is_open:
                 return
@@ -533,6 +572,11 @@ class DirectEngine:
             for task in list(self._tasks.values()):
                 self._lose(task, node)
             self._perform(self._scheduler.node_lost(node, will_return=will_return))
+            for gang in list(self._gangs.values()):
+                if gang.placed[:1] == (node,) and not gang.port:  # the port it waits for will not come
+                    error = NodeLost(f"node {node} was lost before {gang.name!r} began", node=node, started=False)
+                    gang.failures.append((0.0, 0, error))
+                    self._end_gang(gang)
         if will_return:
             threading.Thread(target=self._replace, args=(node,), name="skyward-replace", daemon=True).start()
 
@@ -568,6 +612,8 @@ class DirectEngine:
                 link = self._connect(machine)
         with self._changing():
             if not self._is_open:
+                if link is not None:
+                    link.channel.close()
                 return
             if machine is None or link is None:
                 self._perform(self._scheduler.node_lost(node, will_return=False))
@@ -590,11 +636,16 @@ class DirectEngine:
         gang = self._gangs.get(frame.ident)
         if gang is None:
             return
+        gang.port = frame.lane
         if gang.is_cancelled or any(node not in self._links for node in gang.placed):
             gang.failures += [(0.0, 0, NodeLost("a node was lost while the gang started", started=False))]
             self._end_gang(gang)
             return
-        gang.port = frame.lane
+        if not gang.port:
+            error = RendezvousFailed(f"node {gang.placed[0]} has no free port for {gang.name!r}", task=gang.name)
+            gang.failures += [(0.0, 0, error)]
+            self._end_gang(gang)
+            return
         peers = {node: self._machines[node].peer for node in gang.placed}
         accelerators = {node: self._accelerators(node) for node in gang.placed}
         head = self._machines[gang.placed[0]]
@@ -660,7 +711,7 @@ class DirectEngine:
         if gang.may_try_another_port:
             gang.port_retries -= 1
             return True
-        error = gang.error()
+        _, error = gang.cause()
         wanted = (type(error).__name__ in ("SlotLost", "NodeLost")) or isinstance(error, gang.options.retry_on)
         if gang.restarts_left > 0 and wanted:
             gang.restarts_left -= 1
@@ -677,9 +728,22 @@ class DirectEngine:
         self._end_gang(gang)
 
 
-def _settle(gang: Gang) -> None:
-    from .future import Undecoded
+class _Changing:
+    """A `with` block in which the engine's books are open; cheaper than a generator."""
 
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: DirectEngine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        self._engine._open_books()
+
+    def __exit__(self, *_: object) -> None:
+        self._engine._close_books()
+
+
+def _settle(gang: Gang) -> None:
     if gang.failures:
         gang.future.settle_error(gang.error())
     elif gang.is_cancelled:

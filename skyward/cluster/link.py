@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +37,11 @@ class NodeLink:
         self.channel = channel
         self.facts = facts
         self.is_blocked = False
+        self.is_led = False
+        """A caller reads the channel itself; see DirectEngine.submit_leading."""
+        self.reading = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
         self._functions: set[bytes] = set()
         self._blobs: OrderedDict[bytes, list[int]] = OrderedDict()  # digest -> [size, calls that need it]
         self._blob_bytes = 0
@@ -104,6 +111,9 @@ class NodeLink:
                 self._arrived[frame.body[:16]] = Blob(frame.body[:16], size, frame.fd)
             else:
                 yield frame
+
+    def wait_readable(self, timeout_s: float) -> bool:
+        return bool(self._poll.poll(max(1, int(timeout_s * 1000))))
 
     def received(self, frame: Frame) -> Received:
         """The payload of a result with its blobs."""

@@ -234,6 +234,9 @@ class Scheduler:
 
     def _place(self) -> list[Action]:
         actions: list[Action] = []
+        if not self._queue:
+            self._rebalance(actions)
+            return actions
         reserved: set[int] = set()
         kept: list[_Task | _Gang] = []
         queue = self._queue
@@ -309,8 +312,13 @@ class Scheduler:
 
     def _rebalance(self, actions: list[Action]) -> None:
         """Take back what waits on one node while a slot of another is idle. The answer is `lost(started=False)`."""
-        idle = sum(max(0, n.slots - n.load) for n in self._nodes.values() if n.is_up)
-        if not idle:
+        idle, is_uneven = 0, False
+        for node in self._nodes.values():
+            if node.is_up:
+                room = node.slots - len(node.sent) - node.gang_places
+                idle += max(0, room)
+                is_uneven = is_uneven or room < 0
+        if not idle or not is_uneven:
             return
         for node in self._nodes.values():
             excess = node.load - node.slots

@@ -1,0 +1,72 @@
+"""Ctrl-C waits while the engine's books are open.
+
+Python raises KeyboardInterrupt in the main thread, between any two bytecodes. A call from the main thread changes
+the scheduler and reads the socket in that very thread (one change of thread less for each call), and an exception in
+the middle of that would lose other calls' results. So in those few microseconds SIGINT is only noted, and handled
+when they are over. Blocking the signal would not do: another thread would receive it, and Python would still raise it
+here.
+"""
+
+from __future__ import annotations
+
+import _signal  # its getsignal makes no enums: it is asked for each call
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+__all__ = ["hold", "let_go", "restore"]
+
+_SIGINT = int(signal.SIGINT)
+_main = threading.main_thread().ident
+_depth = 0
+_noted: tuple[int, FrameType | None] | None = None
+
+
+class _Deferring:
+    """A SIGINT handler that stands before the user's own."""
+
+    def __init__(self, previous: Any) -> None:
+        self.previous = previous
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        global _noted  # noqa: PLW0603  # the process has one main thread
+        if _depth:
+            _noted = (number, frame)
+        else:
+            self.previous(number, frame)
+
+
+def hold() -> None:
+    """From here on SIGINT waits, if this is the main thread. Nests."""
+    global _depth  # noqa: PLW0603
+    if threading.get_ident() != _main:
+        return
+    _depth += 1
+    if _depth > 1:
+        return
+    # Asked each time: a notebook's kernel sets its own handler for each cell.
+    handler = _signal.getsignal(_SIGINT)
+    if type(handler) is not _Deferring and callable(handler):
+        signal.signal(signal.SIGINT, _Deferring(handler))
+
+
+def let_go() -> None:
+    """The end of `hold`; raises here what would have been raised there."""
+    global _depth, _noted  # noqa: PLW0603
+    if threading.get_ident() != _main:
+        return
+    _depth -= 1
+    if _noted is not None and not _depth:
+        noted, _noted = _noted, None
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler):
+            handler(*noted)
+
+
+def restore() -> None:
+    """Put the user's handler back; for when the last pool is closed."""
+    if threading.get_ident() == _main:
+        handler = signal.getsignal(signal.SIGINT)
+        if type(handler) is _Deferring:
+            signal.signal(signal.SIGINT, handler.previous)

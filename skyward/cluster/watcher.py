@@ -1,0 +1,95 @@
+"""Which channels can be read or written: epoll for the I/O thread, with a way to step aside for a caller."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from typing import Any
+
+from .link import NodeLink
+
+__all__ = ["Watcher"]
+
+_READ, _WRITE = select.POLLIN, select.POLLOUT  # the same numbers as EPOLLIN and EPOLLOUT
+
+
+class Watcher:
+    """Waits for the engine's channels. One thread waits; any thread may change what is waited for.
+
+    Where there is no epoll (macOS) a poll object serves, which must not change while another thread waits on it: then
+    every change wakes the waiting thread, and callers do not lead.
+    """
+
+    def __init__(self) -> None:
+        self.can_lead = hasattr(select, "epoll")
+        self._epoll: Any = select.epoll() if self.can_lead else None
+        self._links: dict[int, NodeLink] = {}
+        self._events: dict[int, int] = {}
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_read.setblocking(False)
+        self._wake_write.setblocking(False)
+        self._set(self._wake_read.fileno(), _READ)
+
+    def add(self, link: NodeLink) -> None:
+        self._links[link.channel.fileno()] = link
+        self._set(link.channel.fileno(), _READ)
+
+    def remove(self, link: NodeLink) -> None:
+        """Before its channel is closed."""
+        fd = link.channel.fileno()
+        if self._links.pop(fd, None) is not None:
+            self._events.pop(fd, None)
+            if self._epoll is not None:
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(fd)
+
+    def update(self, link: NodeLink) -> None:
+        """Wait for what the link's state asks for."""
+        fd = link.channel.fileno()
+        events = (0 if link.is_led else _READ) | (_WRITE if link.is_blocked else 0)
+        if fd in self._links and self._events.get(fd) != events:
+            self._set(fd, events)
+
+    def _set(self, fd: int, events: int) -> None:
+        is_new = fd not in self._events
+        self._events[fd] = events
+        if self._epoll is not None:
+            (self._epoll.register if is_new else self._epoll.modify)(fd, events)
+        else:
+            self.wake()
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            self._wake_write.send(b"\0")
+
+    def wait(self, timeout_s: float | None) -> list[tuple[NodeLink, bool, bool]]:
+        """(link, can be read, can be written); may be empty."""
+        found = []
+        for fd, events in self._poll(timeout_s):
+            link = self._links.get(fd)
+            if link is not None:
+                found.append((link, bool(events & ~_WRITE), bool(events & _WRITE)))
+            elif fd == self._wake_read.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_read.recv(4096)
+        return found
+
+    def _poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        if self._epoll is not None:
+            ready: list[tuple[int, int]] = self._epoll.poll(timeout_s)
+            return ready
+        poll = select.poll()
+        for fd, events in list(self._events.items()):
+            poll.register(fd, events)
+        return poll.poll(None if timeout_s is None else timeout_s * 1000)
+
+    def close(self) -> None:
+        if self._epoll is not None:
+            self._epoll.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def close_in_child(self) -> None:
+        """After a fork: closing our copies does not change what the parent waits for."""
+        self.close()
