@@ -137,9 +137,10 @@ class _Guard:
 class _Slot:
     """What process and thread slots share: functions, blobs, the pool's topology."""
 
-    def __init__(self, link: Link, config: SlotConfig) -> None:
+    def __init__(self, link: Link, config: SlotConfig, failed: Exception | None) -> None:
         self.link = link
         self.config = config
+        self.failed = failed
         self.blobs: dict[bytes, Blob] = {}
         self.functions = Functions(self.blobs)
         self.topology: Topology | None = None
@@ -171,6 +172,8 @@ class _Slot:
 
     def initialize(self) -> None:
         """Run the pool's initializer, once in this process, before its first task."""
+        if self.failed is not None:
+            raise self.failed
         with self._initialize_lock:
             if self._initialized:
                 return
@@ -341,13 +344,16 @@ def _raise_in_thread(thread: int) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Cancelled))
 
 
-def serve(sock: socket.socket, page_fd: int, config: SlotConfig) -> None:
-    """Run tasks until the agent goes away. Called in the freshly forked process."""
+def serve(sock: socket.socket, page_fd: int, config: SlotConfig, failed: Exception | None = None) -> None:
+    """Run tasks until the agent goes away. Called in the freshly forked process.
+
+    `failed` is what kept the process from being what its tasks need; they fail with it.
+    """
     _volunteer_for_the_oom_killer()
     os.environ.update(config.env)
     forbid_terminal()
     link = Link(sock)
-    slot = _Slot(link, config)
+    slot = _Slot(link, config, failed)
     page = map_page(page_fd, config.lanes)
     os.close(page_fd)
     try:
