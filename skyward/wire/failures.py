@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import builtins
 import io
+import linecache
 import pickle
+import re
 import time
 import traceback
 from dataclasses import dataclass
@@ -148,15 +150,32 @@ def decode_failure(failure: Failure, *, where: str, node: int | None, task: str,
         )
     if isinstance(error, TaskError):
         error.node, error.task, error.remote_traceback = node, task, failure.traceback
+    remote = _with_source(failure.traceback).rstrip()
     if not (isinstance(error, SkywardError) and type(error).__name__ in errors.__all__) or not failure.message:
-        error.add_note(f"\nRemote traceback ({where}):\n{failure.traceback.rstrip()}")
+        error.add_note(f"\nRemote traceback ({where}):\n{remote}")
     elif isinstance(error, RemoteError):
-        error.add_note(f"\nRemote traceback ({where}):\n{failure.traceback.rstrip()}")
+        error.add_note(f"\nRemote traceback ({where}):\n{remote}")
     else:
         error.add_note(f"({where})")
     if log_tail:
         error.add_note(f"Last output of the task:\n{log_tail.rstrip()}")
     return error
+
+
+_FRAME = re.compile(r'( *)File "(.+)", line (\d+), in ')
+
+
+def _with_source(text: str) -> str:
+    """The traceback with lines of files that only this process knows: the cells of a notebook."""
+    lines = text.split("\n")
+    shown: list[str] = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        shown.append(line)
+        frame = _FRAME.match(line)
+        if frame is not None and not following.startswith(f"{frame[1]}  "):
+            source = linecache.getline(frame[2], int(frame[3])).strip()
+            shown += [f"{frame[1]}  {source}"] if source else []
+    return "\n".join(shown)
 
 
 def _type_name(error: BaseException) -> str:
