@@ -452,6 +452,9 @@ class DirectEngine:
                     self._watcher.update(link)
             if link is not None:
                 self._lead(link, future)
+        except BaseException:  # Ctrl-C: the caller never gets the future
+            self.cancel(task.id)
+            raise
         finally:
             if link is not None:
                 with self._changing():
