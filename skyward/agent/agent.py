@@ -367,6 +367,7 @@ class Agent:
         self._fork(slot, order.preload, order.launch)
 
     def _fork(self, slot: Slot, preload: tuple[str, ...], launch: bytes) -> None:
+        slot.preload = preload
         self._loop.watch(slot.channel, lambda: self._on_slot_readable(slot))
         for reader in slot.outputs:
             self._loop.watch(reader.fd, lambda: self._read_output(slot))
@@ -415,11 +416,10 @@ class Agent:
         del self._zygotes[zygote.preload]
         orphans = [s for s in [*self._slots, *self._ranks.values()] if not s.is_dead]
         for number, slot in list(self._forking.items()):
-            if slot in orphans:
+            if slot in orphans and slot.preload == zygote.preload:
                 del self._forking[number]
         for slot in orphans:
-            is_ours = (slot.rank is None) == (not zygote.preload)
-            if is_ours:
+            if slot.preload == zygote.preload:
                 self._by_pid.pop(slot.pid or 0, None)
                 self._on_slot_dead(slot, slot.pid or 0, -signal.SIGKILL)
 

@@ -46,6 +46,8 @@ class Slot:
     """Tasks sent to it, not yet ended."""
     functions: set[bytes] = field(default_factory=set)
     cancelled: set[int] = field(default_factory=set)
+    preload: tuple[str, ...] = ()
+    """Of the zygote that it was forked from."""
     finished_any: bool = False
     is_blocked: bool = False
     """Its socket is full: the rest is sent when it can take more."""
