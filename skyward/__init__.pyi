@@ -1,0 +1,28 @@
+"""The types of `skyward`: what `__init__.py` loads when it is first used is here as an import, for checkers and editors."""
+
+from . import accelerators as accelerators
+from . import errors as errors
+from . import integrations as integrations
+from ._version import __version__ as __version__
+from .accelerators import Accelerator as Accelerator
+from .allocation import AllocationStrategy as AllocationStrategy
+from .calls import CallOptions as CallOptions
+from .calls import ComputeFunction as ComputeFunction
+from .calls import PendingCompute as PendingCompute
+from .calls import PendingComputeGroup as PendingComputeGroup
+from .calls import compute as compute
+from .calls import gather as gather
+from .cluster.future import Future as Future
+from .image import DEFAULT_IMAGE as DEFAULT_IMAGE
+from .image import Image as Image
+from .machine import LogLine as LogLine
+from .output import silent as silent
+from .output import stderr as stderr
+from .output import stdout as stdout
+from .pool import ComputePool as ComputePool
+from .providers.local import Local as Local
+from .slot.runtime import instance_info as instance_info
+from .slot.runtime import is_head as is_head
+from .slot.runtime import once as once
+from .slot.sharding import shard as shard
+from .topology import InstanceInfo as InstanceInfo
