@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,27 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"five of an endless stream: \[0, 1, 2, 3, 4\]\nand then: it stopped by itself",
         r"means: \[3\.0, 4\.0, 6\.0, 5\.0\]",
     ),
+    "06_torch_ddp": (
+        r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n)+",
+        r"trained on 2 ranks: test accuracy 0\.9[5-9]",
+    ),
+    "07_grid_search": (
+        r"21 candidates x 5 folds on \d+ slots of 2 nodes",
+        r"best_params_ equal: True",
+        r"cv_results_ equal: True",
+    ),
+    "08_joblib_efficiency": (
+        r"2000 tasks of 50 ms on 2 x 10 slots",
+        r"efficiency = ideal / actual = \d\d\.\d%",
+    ),
 }
+SLOW = {"07_grid_search": "210 fits, half of them without skyward"}
+
+
+def examples() -> list[Any]:
+    return [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else []) for path in EXAMPLES
+    ]
 
 
 def run_example(path: Path) -> subprocess.CompletedProcess[str]:
@@ -63,7 +84,7 @@ def run_example(path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", examples())
 def test_example_shows_what_it_promises(path: Path) -> None:
     done = run_example(path)
     assert done.returncode == 0, done.stdout + done.stderr
