@@ -64,7 +64,7 @@ class DirectEngine:
         self._tasks: dict[int, Task] = {}
         self._gangs: dict[int, Gang] = {}
         self._losses: dict[int, Loss] = {}
-        self._after: list[Callable[[], None]] = []
+        self._after: list[Callable[[], object]] = []
         self._deadlines: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
         self._dirty: set[NodeLink] = set()
@@ -303,7 +303,7 @@ class DirectEngine:
         self._depth += 1
 
     def _close_books(self) -> None:
-        after: list[Callable[[], None]] = []
+        after: list[Callable[[], object]] = []
         try:
             if self._depth == 1:
                 self._flush()
@@ -441,6 +441,7 @@ class DirectEngine:
         call then costs no change of thread at all. After `_LEAD_S` the I/O thread takes over.
         """
         link: NodeLink | None = None
+        interrupts.hold()
         try:
             with self._changing():
                 is_alone = self._watcher.can_lead and not self._tasks and not self._gangs
@@ -457,9 +458,10 @@ class DirectEngine:
             raise
         finally:
             if link is not None:
-                with self._changing():
+                with self._lock:
                     link.is_led = False
                     self._watcher.update(link)
+            interrupts.let_go()
 
     def _lead(self, link: NodeLink, future: Future[Any]) -> None:
         deadline = time.monotonic() + _LEAD_S
@@ -467,7 +469,7 @@ class DirectEngine:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return
-            if link.wait_readable(left_s):
+            if interrupts.waiting(link.wait_readable, left_s):
                 self._read(link)
 
     def _on_frame(self, link: NodeLink, frame: Frame) -> None:
@@ -540,7 +542,7 @@ class DirectEngine:
         self._release(task, node)
         if isinstance(task, RankTask):
             self._forget(task)
-            self._after.append(lambda: task.takes_loss(loss) and None)
+            self._after.append(lambda: task.takes_loss(loss))
         elif task.is_cancelled:
             self._finish(task, node)
         elif task.takes_loss(loss):
@@ -589,7 +591,7 @@ class DirectEngine:
             if task.node == node:
                 self._forget(task)
                 loss = Loss(node=node, started=True, is_node=True)
-                self._after.append(lambda: task.takes_loss(loss) and None)
+                self._after.append(lambda: task.takes_loss(loss))
             return
         if self._scheduler.node_of(task.id) != node:
             return
@@ -679,12 +681,19 @@ class DirectEngine:
     def _rank_ended(self, task: RankTask) -> None:
         with self._changing():
             gang = task.gang
+            if task.id not in gang.open:
+                return  # of an earlier start, or it was told already
             gang.open.discard(task.id)
             if not gang.open:
                 self._end_gang(gang)
             elif gang.failures and not gang.is_stopping:
                 gang.is_stopping = True
-                self._at(_GANG_SETTLE_S, lambda: self._stop_ranks(gang, _GANG_GRACE_S))
+                self._at(_GANG_SETTLE_S, lambda: self._stop_failed(gang, task))
+
+    def _stop_failed(self, gang: Gang, failed: RankTask) -> None:
+        # By now the gang may have been started again.
+        if failed in gang.tasks.values():
+            self._stop_ranks(gang, _GANG_GRACE_S)
 
     def _stop_ranks(self, gang: Gang, grace_s: float) -> None:
         gang.is_stopping = True
@@ -751,6 +760,8 @@ def _settle(gang: Gang) -> None:
         gang.future.settle_error(gang.error())
     elif gang.is_cancelled:
         gang.future.settle_error(InternalError("a cancelled gang was asked for its value"))
+    elif not gang.is_complete:
+        gang.future.settle_error(InternalError(f"{gang.name!r} ended without the values of all its nodes"))
     else:
         gang.future.settle(Undecoded(gang.value))
 

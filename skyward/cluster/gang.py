@@ -45,6 +45,10 @@ class Gang:
     is_cancelled: bool = False
     port_retries: int = 1
 
+    @property
+    def is_complete(self) -> bool:
+        return len(self.values) == (1 if self.nodes is None else len(self.placed))
+
     def value(self) -> Any:
         """What the caller gets: of each node, the value of its first rank."""
         firsts = [self.values[rank].decode() for rank in sorted(self.values)]

@@ -428,3 +428,18 @@ def test_a_taken_port_makes_the_gang_meet_at_another(pool: ComputePool, tmp_path
     (size, port), _ = function() @ pool
     assert size == 2
     assert marker.read_text() != port
+
+
+def test_a_gang_that_lost_a_process_is_started_again_if_it_may_be(pool: ComputePool, tmp_path: Path) -> None:
+    marker = tmp_path / "died"
+
+    @sky.compute(retries=1)
+    @sky.integrations.torch
+    def work() -> int:
+        if dist.get_rank() == 1 and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        dist.barrier()
+        return dist.get_world_size()
+
+    assert work() @ pool == [2, 2]
