@@ -28,65 +28,71 @@ class FunctionTable:
 
     def __init__(self, put: PutBlob) -> None:
         self._put = put
-        self._known: weakref.WeakKeyDictionary[Any, tuple[Any, WireFunction]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, tuple[Fingerprint, WireFunction]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def get(self, function: Callable[..., Any]) -> WireFunction:
         """Raises whatever its pickling raises."""
-        prints = fingerprint(function)
-        if prints is not None:
-            with self._lock:
-                known = self._known.get(function)
-            if known is not None and known[0] == prints:
-                return known[1]
+        try:
+            known = self._known.get(function)
+        except TypeError:  # it cannot be hashed or weakly referred to: pickled each time
+            known = None
+        if known is not None and known[0].holds():
+            return known[1]
+        print_ = fingerprint(function)
         payload = encode(function, self._put)
         made = WireFunction(content_digest(payload.body), payload)
-        if prints is not None:
+        if print_ is not None:
             with self._lock:
-                self._known[function] = (prints, made)
+                self._known[function] = (print_, made)
         return made
 
 
-class _Same:
-    """Equal to another one of the same object; keeps the object, so that its id stays its own."""
-
-    __slots__ = ("_object",)
-
-    def __init__(self, obj: Any) -> None:
-        self._object = obj
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._object is self._object
-
-    __hash__ = None  # type: ignore[assignment]  # compared, never looked up
+_MISSING = object()
 
 
-def fingerprint(function: Any) -> Any:
-    """Compares equal as long as the function's pickle would be the same; None if nobody can tell."""
-    prints: list[Any] = []
-    return prints if _add(function, prints, set()) else None
+class Fingerprint:
+    """What a function's pickle was made of. `holds` as long as another pickle would be the same."""
+
+    def __init__(self) -> None:
+        self.names: list[tuple[dict[str, Any], str, Any]] = []
+        """(namespace, name, what stood there)"""
+        self.functions: list[tuple[types.FunctionType, Any, Any, Any]] = []
+        """(function, its code, defaults, keyword defaults)"""
+        self.cells: list[tuple[types.CellType, Any]] = []
+
+    def holds(self) -> bool:
+        for namespace, name, value in self.names:
+            if namespace.get(name, _MISSING) is not value:
+                return False
+        for function, code, defaults, kwdefaults in self.functions:
+            if (
+                function.__code__ is not code
+                or function.__defaults__ is not defaults
+                or function.__kwdefaults__ != kwdefaults
+                or function.__dict__
+            ):
+                return False
+        return all(cell.cell_contents is value for cell, value in self.cells)
 
 
-def _add(obj: Any, prints: list[Any], seen: set[int]) -> bool:
-    if isinstance(obj, _UNCHANGING):
-        # With the type: 1 == True == 1.0.
-        prints.append((type(obj), obj) if isinstance(obj, int | float | str | bytes) else _Same(obj))
-        return True
-    if id(obj) in seen:
+def fingerprint(function: Any) -> Fingerprint | None:
+    """None if the function refers to something that can change without becoming another object."""
+    made = Fingerprint()
+    return made if _add(function, made, set()) else None
+
+
+def _add(obj: Any, made: Fingerprint, seen: set[int]) -> bool:
+    if isinstance(obj, _UNCHANGING) or id(obj) in seen:
         return True
     seen.add(id(obj))
     if isinstance(obj, ComputeFunction):
-        prints.append(_Same(obj))
-        return _is_importable(obj.fn, obj) or _add(obj.fn, prints, seen)
+        return _is_importable(obj.fn, obj) or _add(obj.fn, made, seen)
     if isinstance(obj, types.FunctionType):
-        prints.append(_Same(obj))
-        return _is_importable(obj, obj) or _add_parts(obj, prints, seen)
-    if isinstance(obj, type) and obj.__module__ != "__main__" and _is_importable(obj, obj):
-        prints.append(_Same(obj))
-        return True
-    if isinstance(obj, tuple) and type(obj) is tuple:
-        return all(_add(item, prints, seen) for item in obj)
-    return False
+        return _is_importable(obj, obj) or _add_parts(obj, made, seen)
+    if isinstance(obj, type):
+        return obj.__module__ != "__main__" and _is_importable(obj, obj)
+    return type(obj) is tuple and all(_add(item, made, seen) for item in obj)
 
 
 def _is_importable(named: Any, obj: Any) -> bool:
@@ -99,20 +105,22 @@ def _is_importable(named: Any, obj: Any) -> bool:
         return False
 
 
-def _add_parts(function: types.FunctionType, prints: list[Any], seen: set[int]) -> bool:
-    code = function.__code__
-    prints.append(_Same(code))
-    namespace = function.__globals__
-    parts: list[Any] = [namespace[name] for name in _global_names(code) if name in namespace]
-    parts.append(tuple(_global_names(code)))
-    parts.append(function.__defaults__ or ())
-    parts.extend((function.__kwdefaults__ or {}).values())
+def _add_parts(function: types.FunctionType, made: Fingerprint, seen: set[int]) -> bool:
+    defaults, kwdefaults = function.__defaults__, function.__kwdefaults__
+    made.functions.append((function, function.__code__, defaults, kwdefaults))
+    parts: list[Any] = [*(defaults or ()), *(kwdefaults or {}).values()]
+    for name in _global_names(function.__code__):
+        value = function.__globals__.get(name, _MISSING)
+        made.names.append((function.__globals__, name, value))
+        if value is not _MISSING:
+            parts.append(value)
     for cell in function.__closure__ or ():
         try:
             parts.append(cell.cell_contents)
         except ValueError:  # an empty cell
             return False
-    return not function.__dict__ and all(_add(part, prints, seen) for part in parts)
+        made.cells.append((cell, cell.cell_contents))
+    return not function.__dict__ and all(_add(part, made, seen) for part in parts)
 
 
 def _global_names(code: types.CodeType) -> list[str]:

@@ -77,7 +77,7 @@ class Future(concurrent.futures.Future[T]):
                 waiter.add_cancelled(self)
         if self._stop is not None:
             self._stop()
-        self._invoke_callbacks()
+        self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
         return True
 
     def set_running(self) -> None:
@@ -119,7 +119,7 @@ class Future(concurrent.futures.Future[T]):
         error = super().exception(timeout)
         if error is not None and not isinstance(error, _Remote):
             return error
-        remote = error.error if isinstance(error, _Remote) else self._result  # type: ignore[attr-defined]
+        remote: Any = error.error if isinstance(error, _Remote) else self._result
         if isinstance(remote, Undecoded):
             try:
                 remote.get()

@@ -9,13 +9,14 @@ here.
 
 from __future__ import annotations
 
-import _signal  # its getsignal makes no enums: it is asked for each call
+import _signal  # type: ignore[import-not-found]  # its getsignal makes no enums: it is asked for each call
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["hold", "let_go", "restore"]
+__all__ = ["hold", "let_go", "restore", "waiting"]
 
 _SIGINT = int(signal.SIGINT)
 _main = threading.main_thread().ident
@@ -56,12 +57,21 @@ def let_go() -> None:
     global _depth, _noted  # noqa: PLW0603
     if threading.get_ident() != _main:
         return
-    _depth -= 1
+    _depth = max(0, _depth - 1)
     if _noted is not None and not _depth:
         noted, _noted = _noted, None
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
             handler(*noted)
+
+
+def waiting(wait: Callable[[float], bool], timeout_s: float) -> bool:
+    """`wait(timeout_s)` within `hold`: it may be interrupted."""
+    try:
+        let_go()
+        return wait(timeout_s)
+    finally:
+        hold()
 
 
 def restore() -> None:

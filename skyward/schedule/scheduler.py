@@ -21,6 +21,7 @@ __all__ = ["Action", "FailGang", "FailTask", "Recall", "Scheduler", "Send", "Sta
 SHORT_TASK_NS = 20_000_000
 """Nanoseconds. Tasks whose running mean is below this are sent in advance: a round trip is then a notable part."""
 _MEAN_WEIGHT = 0.2
+_NOTHING_RESERVED: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,11 @@ class Scheduler:
         if not self._nodes or (pinned is not None and pinned not in self._nodes):
             del self._tasks[task]
             return [FailTask(task, pinned, False)]
+        if not self._queue:  # the common case: nothing waits, so it takes any room there is
+            actions: list[Action] = []
+            if not self._place_task(made, _NOTHING_RESERVED, actions):
+                self._queue.append(made)
+            return actions
         self._queue.append(made)
         return self._place()
 

@@ -29,6 +29,7 @@ PutBlob = Callable[[memoryview], Blob]
 """Where a large buffer goes: it returns the blob that holds a snapshot of it."""
 
 _ATOMS = frozenset({int, float, bool, str, type(None), complex})
+_NUMBERS = _ATOMS - {str}
 _PLAIN_DEPTH = 3
 _PLAIN_LENGTH = 1000
 
@@ -50,7 +51,7 @@ _NOTHING = HEAD.pack(0, 0, 0)
 
 def encode(value: Any, put: PutBlob) -> Encoded:
     """Pickle `value`. Raises whatever its pickling raises (TypeError, PicklingError, AttributeError, ...)."""
-    if _is_plain(value, _PLAIN_DEPTH):
+    if _are_plain_arguments(value) or _is_plain(value, _PLAIN_DEPTH):
         data = pickle.dumps(value, protocol=5)
         if len(data) <= INLINE_LIMIT:
             return Encoded(_NOTHING + data)
@@ -72,6 +73,18 @@ def _with_blobs(data: bytes, large: list[memoryview], put: PutBlob) -> Encoded:
         data, flags = b"", PICKLE_IS_BLOB
     names = b"".join(REFERENCE.pack(blob.digest, blob.size) for blob in blobs)
     return Encoded(HEAD.pack(flags, len(blobs), 0) + names + data, tuple(blobs))
+
+
+def _are_plain_arguments(value: Any) -> bool:
+    """The commonest payload, (args, kwargs) with a few numbers, told at once."""
+    return (
+        type(value) is tuple
+        and len(value) == 2
+        and type(value[0]) is tuple
+        and type(value[1]) is dict
+        and not value[1]
+        and _NUMBERS.issuperset(map(type, value[0]))
+    )
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -161,7 +174,7 @@ def _reduce_torch_storage(obj: Any) -> Any:
     if not isinstance(obj, torch.UntypedStorage):
         return None
     on_cpu = obj if obj.device.type == "cpu" else obj.cpu()
-    view = torch.empty(0, dtype=torch.uint8).set_(on_cpu).numpy()  # type: ignore[call-overload]
+    view: Any = torch.empty(0, dtype=torch.uint8).set_(on_cpu).numpy()
     return _untyped_storage, (pickle.PickleBuffer(view) if view.nbytes else b"",)
 
 
