@@ -73,7 +73,7 @@ def is_seconds(value: object, *, or_zero: bool = False) -> bool:
     """Whether it is a finite number > 0."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
-    return 0 < value < inf or (or_zero and value == 0)
+    return 0 < float(value) < inf or (or_zero and value == 0)
 
 
 _ALIASES = {"timeout": "timeout_s"}

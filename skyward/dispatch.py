@@ -152,8 +152,10 @@ class Dispatch:
             future.settle(stream)
         else:
             head = TaskHead(common["function"].digest, Mode.CALL, kind, len(sources), 0)
-            made = _FedCallTask if feeds else CallTask
-            task = made(head=head, future=future, **({"feeds": feeds} if feeds else {}), **common)
+            if feeds:
+                task = _FedCallTask(head=head, future=future, feeds=feeds, **common)
+            else:
+                task = CallTask(head=head, future=future, **common)
         if leads and not feeds:
             engine.submit_leading(task, future)
         else:

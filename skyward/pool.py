@@ -13,7 +13,7 @@ import tomllib
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import cloudpickle
 
@@ -358,7 +358,8 @@ class ComputePool:
         Raises:
             Whatever the function raised, as itself; NodeLost, SlotLost, TaskTimeout, TaskError.
         """
-        return _value(self._running()[1].on_one_node(pending, leads=True))
+        future: Future[T] = self._running()[1].on_one_node(pending, leads=True)
+        return _value(future)
 
     def submit(self, pending: PendingCompute[T]) -> Future[T]:
         """Run the call on one node; a future of its value: `pending > pool`."""
@@ -404,14 +405,32 @@ class ComputePool:
             future = self.submit(pending)
         return await asyncio.wrap_future(future)
 
+    @overload
     def map(
         self,
-        fn: Callable[..., T] | ComputeFunction[..., T],
+        fn: ComputeFunction[..., T],
         *iterables: Iterable[Any],
         chunk: Chunk = "auto",
         ordered: bool = True,
         return_exceptions: bool = False,
-    ) -> list[T]:
+    ) -> list[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> list[T]: ...
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
         """`[fn(*args) for args in zip(*iterables)]` on all slots.
 
         Args:
@@ -423,14 +442,32 @@ class ComputePool:
         """
         return list(self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False))
 
+    @overload
     def imap(
         self,
-        fn: Callable[..., T] | ComputeFunction[..., T],
+        fn: ComputeFunction[..., T],
         *iterables: Iterable[Any],
         chunk: Chunk = "auto",
         ordered: bool = True,
         return_exceptions: bool = False,
-    ) -> Iterator[T]:
+    ) -> Iterator[T]: ...
+    @overload
+    def imap(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> Iterator[T]: ...
+    def imap(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
         """`map` as an iterator: the input is read as results are consumed, so it may be endless.
 
         Closing the iterator (or dropping it) cancels what is on its way.
@@ -439,14 +476,14 @@ class ComputePool:
 
     def _map(
         self,
-        fn: Callable[..., T],
+        fn: Callable[..., Any],
         iterables: tuple[Iterable[Any], ...],
         chunk: Chunk,
         ordered: bool,
         return_exceptions: bool,
         *,
         is_lazy: bool,
-    ) -> Iterator[T]:
+    ) -> Iterator[Any]:
         engine, dispatch = self._running()
         check_chunk(chunk)
         if not iterables:
@@ -459,7 +496,7 @@ class ComputePool:
         if function is not None and function.launch.is_gang:
             raise UsageError(f"map: {function!r} is under an integration, which makes a gang; use `@ pool` for those")
         options = function.options if function is not None else CallOptions()
-        name = options.name or getattr(function.fn if function else fn, "__name__", type(fn).__name__)
+        name = options.name or str(getattr(function.fn if function else fn, "__name__", type(fn).__name__))
         return MapRun(
             engine=engine,
             dispatch=dispatch,

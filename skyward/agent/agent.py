@@ -447,7 +447,7 @@ class Agent:
     def _report_lost(self, slot: Slot, task: int, code: int) -> None:
         self._by_task.pop(task, None)
         index = slot.begun_index(task)
-        lost = {
+        lost: dict[str, object] = {
             "node": self._config.node,
             "signal": -code if code < 0 else None,
             "exit_code": code if code >= 0 else None,
@@ -477,11 +477,14 @@ class Agent:
         if not slot.finished_any:
             self._early_deaths += 1
         if self._early_deaths < _MAX_EARLY_DEATHS:
-            self._start_slot(slot.number)
-            self._dispatch()
+            self._start_again(slot.number)
         else:
             # Every slot dies at once: starting more would only burn the machine. Try again, but slowly.
-            self._loop.call_later(1.0, lambda: (self._start_slot(slot.number), self._dispatch()) and None)
+            self._loop.call_later(1.0, lambda: self._start_again(slot.number))
+
+    def _start_again(self, number: int) -> None:
+        self._start_slot(number)
+        self._dispatch()
 
     # The end --------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class OutputReader:
             yield after, text
 
     def _read_all(self) -> bytes:
-        pieces = []
+        pieces: list[bytes] = []
         try:
             while len(pieces) < 64:  # a flood must not starve the loop; the rest comes next time
                 piece = os.read(self.fd, _READ_SIZE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import subprocess
@@ -73,7 +72,3 @@ class Zygote:
         self._sock.close()
         self.process.kill()
         self.process.wait()
-
-    @property
-    def description(self) -> str:
-        return f"zygote {os.fspath(self.process.args[0])} preload={self.preload}"  # type: ignore[index]

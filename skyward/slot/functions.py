@@ -38,7 +38,8 @@ class Functions:
 
 
 def _unwrapped(function: Any) -> Callable[..., Any]:
-    return function.fn if isinstance(function, ComputeFunction) else function  # type: ignore[no-any-return]
+    unwrapped: Callable[..., Any] = function.fn if isinstance(function, ComputeFunction) else function
+    return unwrapped
 
 
 def explain_load_error(error: Exception, what: str) -> PayloadNotLoadable:

@@ -214,7 +214,7 @@ class _NoInput(io.TextIOBase):
     def readline(self, size: int = -1) -> str:  # type: ignore[override]
         return self.read()
 
-    def __next__(self) -> str:
+    def __next__(self) -> str:  # type: ignore[override]
         return self.read()
 
     def fileno(self) -> int:
