@@ -14,11 +14,13 @@ ROOT = Path(__file__).parent.parent
 VALUES = (
     "accelerators",
     "allocation",
-    "compute",
+    "calls",
     "errors",
     "frozenmap",
     "image",
     "launch",
+    "logs",
+    "machine",
     "output",
     "topology",
 )
