@@ -275,7 +275,8 @@ def _serve_process(slot: _Slot, page: memoryview) -> None:
     slot.link.send(Kind.READY)
     while True:
         frame = inbox.later.pop(0) if inbox.later else slot.link.receive()
-        if slot.keep(frame) or frame.kind != Kind.TASK:
+        if frame.kind != Kind.TASK:
+            slot.keep(frame)
             continue
         slot.run(frame, 0, guard, inbox, streams, whole_process=True)
         slot.blobs.clear()

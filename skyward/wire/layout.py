@@ -8,7 +8,7 @@ Apart from `payloads`, which pickles: the agent reads the references and never t
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["HEAD", "PICKLE_IS_BLOB", "REFERENCE", "Parsed", "parse", "references"]
 
@@ -18,8 +18,7 @@ PICKLE_IS_BLOB = 0x01
 """Flag: the last blob is the pickle itself, which was too large for a frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(NamedTuple):
     """A payload as it came: nothing is unpickled yet."""
 
     elapsed_ns: int
@@ -39,6 +38,8 @@ def references(body: bytes, start: int = 0) -> tuple[tuple[bytes, int], ...]:
 
 def parse(body: bytes, start: int = 0) -> Parsed:
     flags, count, elapsed_ns = HEAD.unpack_from(body, start)
-    names = references(body, start) if count else ()
+    if not count:
+        return Parsed(elapsed_ns, (), memoryview(body)[start + HEAD.size :], False)
+    names = references(body, start)
     at = start + HEAD.size + count * REFERENCE.size
     return Parsed(elapsed_ns, names, memoryview(body)[at:], bool(flags & PICKLE_IS_BLOB))

@@ -14,8 +14,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -34,16 +33,14 @@ _PLAIN_DEPTH = 3
 _PLAIN_LENGTH = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """A value ready to travel: `body` for the frame, `blobs` to be at the receiver before it."""
 
     body: bytes
     blobs: tuple[Blob, ...] = ()
 
     def with_elapsed(self, elapsed_ns: int) -> bytes:
-        flags, count, _ = HEAD.unpack_from(self.body)
-        return HEAD.pack(flags, count, elapsed_ns) + self.body[HEAD.size :]
+        return self.body[:3] + elapsed_ns.to_bytes(8, "little") + self.body[11:]
 
 
 _NOTHING = HEAD.pack(0, 0, 0)
@@ -196,6 +193,8 @@ def _untyped_storage(buffer: Any) -> Any:
 
 def decode(parsed: Parsed, blobs: Iterable[Blob]) -> Any:
     """Unpickle over fresh private mappings of `blobs` (in the order of `parsed.references`)."""
+    if not parsed.references:
+        return pickle.loads(parsed.pickle)
     buffers: list[Any] = [blob.map() for blob in blobs]
     data: Any = buffers.pop() if parsed.pickle_is_blob else parsed.pickle
     return pickle.loads(data, buffers=[pickle.PickleBuffer(b) for b in buffers])
