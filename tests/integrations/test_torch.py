@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ import torch
 import torch.distributed as dist
 
 import skyward as sky
-from skyward.errors import SlotLost, UsageError
+from skyward.errors import NodeLost, SlotLost, TaskTimeout, UsageError
 from skyward.integrations.base import integrate, integrations_of
 from skyward.integrations.torch import TorchIntegration
 from skyward.pool import ComputePool
-from skyward.testing import IntegrationSuite
+from skyward.testing import Faults, IntegrationSuite
 from skyward.topology import Rank
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -443,3 +445,55 @@ def test_a_gang_that_lost_a_process_is_started_again_if_it_may_be(pool: ComputeP
         return dist.get_world_size()
 
     assert work() @ pool == [2, 2]
+
+
+def stuck(folder: Path) -> Callable[[], None]:
+    """Rank 0 waits, in C code that no signal interrupts, for a rank 1 that never comes."""
+
+    def work() -> None:
+        (folder / str(os.getpid())).touch()
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.zeros(1))
+        time.sleep(600)
+
+    return work
+
+
+def test_a_gang_that_is_stuck_ends_at_its_timeout(pool: ComputePool, tmp_path: Path) -> None:
+    function = sky.compute(sky.integrations.torch(stuck(tmp_path)))
+    begin = time.monotonic()
+    with pytest.raises(TaskTimeout, match="timeout_s=1"):
+        function().with_options(timeout_s=1) @ pool
+    assert time.monotonic() - begin < 10
+    until(lambda: not any(os.path.exists(f"/proc/{path.name}") for path in tmp_path.iterdir()))
+
+
+def test_a_cancelled_gang_is_gone_within_seconds(pool: ComputePool, tmp_path: Path) -> None:
+    decorate = sky.integrations.torch(processes_per_node=2)
+    future = sky.compute(decorate(stuck(tmp_path)))() > pool
+    until(lambda: len(list(tmp_path.iterdir())) == 2)
+    assert future.cancel()
+    until(lambda: not any(os.path.exists(f"/proc/{path.name}") for path in tmp_path.iterdir()), within_s=10)
+
+
+def test_a_lost_node_ends_the_gang_and_the_next_runs_on_its_replacement(pool: ComputePool, tmp_path: Path) -> None:
+    def work(marker: Path) -> int:
+        if marker.exists():
+            return dist.get_world_size()
+        if dist.get_rank() == 1:
+            marker.touch()
+            time.sleep(600)
+        dist.all_reduce(torch.zeros(1))
+        return 0
+
+    function = sky.compute(sky.integrations.torch(work))
+    marker = tmp_path / "running"
+    faults = Faults(pool)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(lambda: function(marker) @ pool)
+        until(marker.exists)
+        faults.kill_node(1)
+        with pytest.raises(NodeLost, match="node 1"):
+            running.result(20)
+    faults.wait_until_whole()
+    assert function(marker) @ pool == [2, 2]
