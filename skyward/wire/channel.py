@@ -6,7 +6,6 @@ import array
 import os
 import socket
 from collections import deque
-from collections.abc import Iterator
 
 from .frames import HAS_FD, HEADER, Frame, FrameParser
 
@@ -27,7 +26,7 @@ class ChannelClosed(ConnectionError):
     """The peer is gone."""
 
 
-def receive(sock: socket.socket, parser: FrameParser, flags: int = 0) -> Iterator[Frame]:
+def receive(sock: socket.socket, parser: FrameParser, flags: int = 0) -> list[Frame]:
     """One read. Raises ChannelClosed at the end of the stream and BlockingIOError when there is nothing to read."""
     try:
         piece, ancillary, _, _ = sock.recvmsg(_READ_SIZE, _FD_SPACE, _RECEIVE_FLAGS | flags)
@@ -145,7 +144,7 @@ class Channel:
     def _sent(self, data: memoryview, count: int) -> None:
         self._partial = data[count:] if count < len(data) else None
 
-    def receive(self) -> Iterator[Frame]:
+    def receive(self) -> list[Frame]:
         """Frames of one read; see the function `receive`."""
         return receive(self.sock, self._parser)
 

@@ -14,16 +14,28 @@ blob. The version is spoken once, in HELLO; a reader of version N accepts N and 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
 from ..errors import InternalError
 
-__all__ = ["HEADER", "HAS_FD", "INLINE_LIMIT", "MAX_BODY", "PROTOCOL_VERSION", "QUIET", "Frame", "FrameParser", "Kind", "pack"]
+__all__ = [
+    "HEADER",
+    "HAS_FD",
+    "INLINE_LIMIT",
+    "MAX_BODY",
+    "PROTOCOL_VERSION",
+    "QUIET",
+    "Frame",
+    "FrameParser",
+    "Kind",
+    "pack",
+]
 
 PROTOCOL_VERSION = 1
 HEADER = struct.Struct("<IBBHQ")
+_HEADER_SIZE = HEADER.size
+_unpack_header = HEADER.unpack_from
 INLINE_LIMIT = 256 * 1024
 """Bytes. What is larger goes out of band as a blob: one frame must not hold up the frames behind it."""
 MAX_BODY = INLINE_LIMIT + 64 * 1024
@@ -110,22 +122,24 @@ class FrameParser:
         """File descriptors that arrived with, or before, the next piece."""
         self._fds.extend(fds)
 
-    def feed(self, piece: bytes) -> Iterator[Frame]:
+    def feed(self, piece: bytes) -> list[Frame]:
         """Frames completed by `piece`, in order. Raises InternalError on what cannot be a frame."""
         data = self._rest + piece if self._rest else piece
         end = len(data)
         at = 0
-        while end - at >= 16:
-            length, kind, flags, lane, ident = HEADER.unpack_from(data, at)
+        frames = []
+        while end - at >= _HEADER_SIZE:
+            length, kind, flags, lane, ident = _unpack_header(data, at)
             if length > MAX_BODY:
                 raise InternalError(f"wire: a frame of {length} bytes (kind {kind}); the limit is {MAX_BODY}")
-            stop = at + 16 + length
+            stop = at + _HEADER_SIZE + length
             if stop > end:
                 break
             fd = self._fds.pop(0) if flags & HAS_FD else -1
-            yield Frame(kind, flags, lane, ident, data[at + 16 : stop], fd)
+            frames.append(Frame(kind, flags, lane, ident, data[at + _HEADER_SIZE : stop], fd))
             at = stop
-        self._rest = data[at:] if at else data
+        self._rest = data[at:]
+        return frames
 
     @property
     def is_mid_frame(self) -> bool:
