@@ -18,17 +18,27 @@ from typing import Any
 
 import xxhash
 
-__all__ = ["DIGEST_SIZE", "Blob", "BlobStore", "content_digest", "default_limit", "spill"]
+__all__ = ["DIGEST_SIZE", "Blob", "BlobStore", "blob_digest", "content_digest", "default_limit", "spill"]
 
 DIGEST_SIZE = 16
 _PIECE = 1 << 20
 """Bytes copied at a time: a piece is hashed and written while it is still in the cache."""
+_SPARE_LEAST, _SPARE_MOST = 4 << 20, 512 << 20
+_SPARE_S = 5.0
 _SEALS = getattr(fcntl, "F_SEAL_WRITE", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SHRINK", 0)
 
 
 def content_digest(data: Any) -> bytes:
     """XXH3-128 of the bytes. It guards against accidents, not against a forger: peers of a pool trust each other."""
     return xxhash.xxh3_128_digest(data)
+
+
+def blob_digest(data: memoryview) -> bytes:
+    """The name of the blob with this content: the digest of its pieces' digests."""
+    hasher = xxhash.xxh3_128()
+    for start in range(0, data.nbytes, _PIECE):
+        hasher.update(content_digest(data[start : start + _PIECE]))
+    return hasher.digest()
 
 
 @dataclass(eq=False)
@@ -62,21 +72,24 @@ class Blob:
 
     @classmethod
     def snapshot(cls, data: memoryview) -> Blob:
-        """A copy of `data`, named by what was copied.
+        """A copy of `data`, named by what was copied, even if another thread writes to `data` meanwhile.
 
-        The copy goes through a small buffer that is hashed after it was filled, so the name is true of the copy even
-        if another thread writes to `data` meanwhile.
+        Each piece is hashed before and after it was written: while it is in the cache the second time costs little.
+        A piece that changed in between goes through a buffer of our own.
         """
-        fd = _new_file("blob")
+        fd = spares.take(data.nbytes)
         hasher = xxhash.xxh3_128()
-        staging = bytearray(min(_PIECE, data.nbytes))
         for start in range(0, data.nbytes, _PIECE):
             piece = data[start : start + _PIECE]
-            view = memoryview(staging)[: piece.nbytes]
-            view[:] = piece
-            hasher.update(view)
-            _write_all(fd, view)
+            before = content_digest(piece)
+            os.pwrite(fd, piece, start)
+            if content_digest(piece) != before:
+                piece = memoryview(bytes(piece))
+                os.pwrite(fd, piece, start)
+                before = content_digest(piece)
+            hasher.update(before)
         _seal(fd)
+        spares.prepare(data.nbytes)
         return cls(hasher.digest(), data.nbytes, fd)
 
 
@@ -85,6 +98,79 @@ def _new_file(name: str) -> int:
         return os.memfd_create(f"skyward-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with tempfile.TemporaryFile(prefix=f"skyward-{name}-") as file:  # macOS
         return os.dup(file.fileno())
+
+
+class _Spares:
+    """One empty file whose pages are there already, for the next blob of about the same size.
+
+    Getting 100 MB of zeroed pages from the kernel takes three times as long as filling them, and a program that sends
+    one large array usually sends another. A thread makes the spare while the call runs; unused, it is given back
+    after `_SPARE_S`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._size = 0
+        self._is_busy = False
+        self._timer: threading.Timer | None = None
+
+    def take(self, size: int) -> int:
+        """A file for `size` bytes, the spare one if it fits."""
+        with self._lock:
+            if self._fd >= 0 and size <= self._size <= 2 * size:
+                fd, self._fd = self._fd, -1
+                os.ftruncate(fd, size)
+                return fd
+        return _new_file("blob")
+
+    def prepare(self, size: int) -> None:
+        """Begin to make a spare of this size."""
+        if not _SPARE_LEAST <= size <= _SPARE_MOST or not hasattr(os, "memfd_create"):
+            return
+        with self._lock:
+            if self._is_busy or (self._fd >= 0 and self._size >= size):
+                return
+            self._is_busy = True
+        threading.Thread(target=self._make, args=(size,), name="skyward-spare", daemon=True).start()
+
+    def _make(self, size: int) -> None:
+        fd = _new_file("blob")
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError:  # memory is short: no spare, then
+            os.close(fd)
+            fd = -1
+        with self._lock:
+            self._is_busy = False
+            self._drop()
+            self._fd, self._size = fd, size
+            self._timer = threading.Timer(_SPARE_S, self._expire, (fd,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _expire(self, fd: int) -> None:
+        with self._lock:
+            if self._fd == fd:
+                self._drop()
+
+    def _drop(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def forget_in_child(self) -> None:
+        """After a fork: the thread that was making one is not there."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self.__init__()  # type: ignore[misc]
+
+
+spares = _Spares()
+os.register_at_fork(after_in_child=spares.forget_in_child)
 
 
 def _write_all(fd: int, data: memoryview) -> None:
@@ -132,7 +218,7 @@ class BlobStore:
         with self._lock:
             may_be_here = flat.nbytes in self._sizes
         if may_be_here:  # hashing is a third of a copy's time, and wasted on a size never seen
-            digest = content_digest(flat)
+            digest = blob_digest(flat)
             with self._lock:
                 blob = self._blobs.get(digest)
                 if blob is not None:
