@@ -1,0 +1,220 @@
+"""What skyward does, shown on this machine: `make demo`, or `python examples/demo.py`.
+
+Three parts, with real data: hello from two nodes, a network trained on two nodes at once, and a grid search of 105
+fits. Each part is one of the numbered examples beside this file. It ends with 1 if anything is not as it should be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import skyward as sky
+
+# The examples beside this file. The nodes find them too: they get this process's sys.path.
+hello = importlib.import_module("01_hello")
+torch_ddp = importlib.import_module("06_torch_ddp")
+grid_search = importlib.import_module("07_grid_search")
+
+EPOCHS = 12
+WANTED_ACCURACY = 0.95
+FITS = 105
+
+
+class NotAsExpected(Exception):
+    """The demo saw something that it should not have seen."""
+
+
+def expect(claim: bool, otherwise: str) -> None:
+    if not claim:
+        raise NotAsExpected(otherwise)
+
+
+def say(text: str = "") -> None:
+    print(f"   {text}".rstrip(), flush=True)
+
+
+@contextlib.contextmanager
+def part(title: str) -> Iterator[None]:
+    print(f"\n{title}", flush=True)
+    started = time.perf_counter()
+    yield
+    say(f"({time.perf_counter() - started:.1f} s)")
+
+
+# 1 --------------------------------------------------------------------------------------------------------------------
+
+
+def greet() -> None:
+    started = time.perf_counter()
+    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False) as pool:
+        greetings = hello.hello("there") @ pool
+        waited_s = time.perf_counter() - started
+    for greeting in greetings:
+        say(greeting)
+    expect([f"node {i} of 2" in text for i, text in enumerate(greetings)] == [True, True], "a node did not answer")
+    say(f"{waited_s:.1f} s from no pool at all to the second answer")
+
+
+# 2 --------------------------------------------------------------------------------------------------------------------
+
+
+@sky.compute
+@sky.integrations.torch(backend="gloo")
+def averaged_gradient() -> float:
+    """Rank 0 has a gradient of 1, rank 1 one of 2; what is left of them after a step's backward pass."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    model(torch.tensor([[1.0 + dist.get_rank()]])).sum().backward()
+    (weight,) = model.parameters()
+    assert weight.grad is not None
+    return weight.grad.item()
+
+
+def train() -> None:
+    say("PyTorch's DistributedDataParallel over gloo: two processes, each with half of the data.")
+    lines: list[sky.LogLine] = []
+
+    def show(line: sky.LogLine) -> None:
+        lines.append(line)
+        say(f"   node {line.node}, rank {line.rank} | {line.text}")
+
+    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=show) as pool:
+        gradients = averaged_gradient() @ pool
+        say(f"after a backward pass with the gradients 1 and 2, the ranks hold {gradients[0]} and {gradients[1]}")
+        say("1,347 images of digits to learn from, 450 for the test. What follows is printed by rank 0, live:")
+        results = torch_ddp.train(epochs=EPOCHS, learning_rate=3e-3) @ pool
+    accuracy, ranks = results[0]
+    epochs = [line for line in lines if line.text.startswith("epoch")]
+    expect(gradients == [1.5, 1.5], "the ranks did not average their gradients")
+    expect(ranks == 2, f"the world had {ranks} ranks, not 2")
+    expect(len(epochs) == EPOCHS, f"{len(epochs)} loss lines for {EPOCHS} epochs")
+    expect({line.rank for line in epochs} == {0}, "a rank that is not the head printed")
+    expect(accuracy >= WANTED_ACCURACY, f"the test accuracy is {accuracy:.3f}; it should be at least {WANTED_ACCURACY}")
+    say(f"test accuracy {accuracy:.3f} on {ranks} ranks (at least {WANTED_ACCURACY} was wanted)")
+
+
+# 3 --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CountedScore:
+    """Scores as the model does, and leaves a byte in a file: what the progress bar counts, in whichever process."""
+
+    path: str
+
+    def __call__(self, model: Any, x: Any, y: Any) -> float:
+        with open(self.path, "ab") as file:
+            file.write(b".")
+        return float(model.score(x, y))
+
+
+@contextlib.contextmanager
+def progress(label: str, total: int, count: Callable[[], int]) -> Iterator[None]:
+    """A bar on a terminal; elsewhere a line for each quarter. On standard error, gone when it ends."""
+    is_terminal = sys.stderr.isatty()
+    ended = threading.Event()
+    started = time.perf_counter()
+
+    def draw() -> None:
+        quarter = 0
+        while not ended.wait(0.2):
+            done, elapsed_s = count(), time.perf_counter() - started
+            if is_terminal:
+                width = max(10, min(40, shutil.get_terminal_size().columns - len(label) - 30))
+                bar = ("#" * (width * done // total)).ljust(width, ".")
+                sys.stderr.write(f"\r   {label} [{bar}] {done:3d}/{total}  {elapsed_s:3.0f} s ")
+                sys.stderr.flush()
+            elif 4 * done // total > quarter:
+                quarter = 4 * done // total
+                print(f"   {label} {done:3d}/{total} fits  {elapsed_s:3.0f} s", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=draw, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if is_terminal:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+
+def searched(label: str, x: Any, y: Any) -> tuple[Any, float]:
+    """The search of example 7, fitted wherever joblib runs now, and the seconds it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        ticks = Path(folder, "fits")
+        ticks.touch()
+        search = grid_search.make_search().set_params(scoring=CountedScore(str(ticks)))
+        started = time.perf_counter()
+        with progress(label, FITS, lambda: ticks.stat().st_size):
+            search.fit(x, y)
+        return search, time.perf_counter() - started
+
+
+def search_a_grid() -> None:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    slots = max(1, (os.cpu_count() or 2) // 2)
+    say("21 candidates (random forests, gradient boosting, support vector machines) x 5 folds = 105 fits.")
+    with sky.integrations.ScikitLearnPool(sky.Local(), nodes=2, concurrency=slots) as pool:
+        there, there_s = searched("on the pool    ", x, y)
+    say(f"on the pool, {pool.nodes} nodes with {slots} slot{'s' * (slots > 1)} each: {there_s:5.1f} s")
+    here, here_s = searched("without skyward", x, y)
+    say(f"without skyward, joblib's own processes: {here_s:5.1f} s")
+
+    expect(len(there.cv_results_["params"]) * there.n_splits_ == FITS, "the search did not make 105 fits")
+    best = {name.removeprefix("model__"): value for name, value in there.best_params_.items()}
+    say(f"best: {best}, accuracy {there.best_score_:.3f}")
+    is_equal = {
+        "best_params_": there.best_params_ == here.best_params_,
+        "cv_results_, all but the times,": grid_search.without_times(there.cv_results_)
+        == grid_search.without_times(here.cv_results_),
+    }
+    for what, claim in is_equal.items():
+        say(f"{what} {'equal' if claim else 'DIFFER from'} those of the search without skyward")
+    expect(all(is_equal.values()), "the pool's search differs from the one without skyward")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    print(f"skyward {sky.__version__} on this machine: {os.cpu_count()} cores, Python {platform.python_version()}.")
+    print("The nodes here are processes of this machine. On machines of a cloud the same lines would run.")
+    started = time.perf_counter()
+    try:
+        with part("1. Hello from two nodes"):
+            greet()
+        with part("2. Train one network on two nodes"):
+            train()
+        with part("3. A grid search on two nodes, equal to the last bit"):
+            search_a_grid()
+    except NotAsExpected as error:
+        print(f"\nThis is not as it should be: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped; the nodes are gone.", file=sys.stderr)
+        return 130
+    print(f"\nAll of it in {time.perf_counter() - started:.0f} s. The code is in examples/, explained in guides/.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
