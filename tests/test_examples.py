@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -77,6 +78,7 @@ def examples() -> list[Any]:
     ]
 
 
+@functools.cache
 def run_example(path: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": "1"}
     return subprocess.run(
@@ -98,6 +100,25 @@ def test_example_shows_what_it_promises(path: Path) -> None:
 def test_output_of_a_broadcast_comes_from_the_head_only() -> None:
     printed = run_example(ROOT / "examples" / "03_broadcast.py").stdout
     assert re.findall(r"\[node (\d)\] my share", printed) == ["0"]
+
+
+def shape(text: str) -> set[str]:
+    """Its lines without what differs from run to run: numbers, and where the checkout is."""
+    return {re.sub(r"[\d.]+", "0", line) for line in text.replace(f"{ROOT}/", "").splitlines()}
+
+
+@pytest.mark.parametrize("path", examples())
+def test_guide_shows_what_the_example_prints(path: Path) -> None:
+    after = f"```python\n{path.read_text()}```\n"
+    shown = [
+        found[1]
+        for guide in GUIDES
+        if after in guide.read_text()
+        for found in [re.search(r"```text\n(.*?)```\n", guide.read_text().partition(after)[2], re.DOTALL)]
+        if found is not None
+    ]
+    assert shown, f"no guide shows what {path.name} prints in a ```text block behind it"
+    assert shape(shown[0]) <= shape(run_example(path).stdout)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
