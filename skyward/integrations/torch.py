@@ -12,6 +12,7 @@ import os
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ R = TypeVar("R")
 _MEETING_LIMIT_S = 300.0
 """Seconds that a rank waits for the others to come: the first call on a node pays for importing torch from a disk that
 may be cold. The same as torch's own limit for its store."""
+_MAX_PAUSE_S = 0.05
+"""Seconds between two looks whether rank 0 listens."""
 _LEAVING_LIMIT_S = 1.0
 """Seconds that leaving the group may take after the function raised; the process ends next, and with it the group."""
 _MAX_SEED = 2**32 - 1
@@ -186,7 +189,11 @@ class TorchIntegration(IntegrationBase):
 
 def _open_store(dist: Any, rank: Rank) -> Any:
     """The store that the ranks meet at. Rank 0 listens, on the pool's private address only."""
-    listener = _listen(rank) if rank.rank == 0 else None
+    listener = None
+    if rank.rank == 0:
+        listener = _listen(rank)
+    else:
+        _wait_for_head(rank)
     return dist.TCPStore(
         rank.head_addr,
         rank.head_port,
@@ -209,6 +216,24 @@ def _listen(rank: Rank) -> socket.socket:
         raise RendezvousFailed(
             f"another process listens on {rank.local_addr}:{rank.head_port}, where the ranks were to meet"
         ) from error
+
+
+def _wait_for_head(rank: Rank) -> None:
+    """Until rank 0 listens. The store's own client, refused once, comes again only after up to a second."""
+    deadline = time.monotonic() + _MEETING_LIMIT_S
+    pause_s = 0.001
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            socket.create_connection((rank.head_addr, rank.head_port), timeout=left_s).close()
+        except OSError:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        else:
+            return
+    raise RendezvousFailed(
+        f"rank {rank.rank} of {rank.world_size} could not reach rank 0 at {rank.head_addr}:{rank.head_port} "
+        f"within {_MEETING_LIMIT_S:.0f} s"
+    )
 
 
 def _threads() -> int:

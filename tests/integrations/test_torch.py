@@ -171,7 +171,7 @@ def test_ranks_of_two_nodes_with_two_processes_know_their_places(pool: ComputePo
     def places() -> list[Any]:
         info = sky.instance_info()
         assert info is not None
-        mine = [int(os.environ[name]) for name in names]
+        mine: list[Any] = [int(os.environ[name]) for name in names]
         mine += [info.node, info.worker, info.rank, info.local_rank, info.world_size, info.workers_per_node]
         mine += [info.accelerators, (info.head_addr, info.head_port), len(info.peers), dist.get_backend()]
         gathered: list[Any] = [None] * dist.get_world_size()
