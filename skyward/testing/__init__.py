@@ -1,1 +1,37 @@
-"""What skyward ships for tests: conformance suites, fault injection, a pytest plugin."""
+"""What skyward ships for tests: conformance suites, fault injection, a pytest plugin.
+
+    class TestMyProvider(EngineSuite):
+        @pytest.fixture(scope="class")
+        def pool(self):
+            with sky.ComputePool(MyProvider(), nodes=2, concurrency=2) as pool:
+                yield pool
+
+`EngineSuite` holds for every pool, `ProcessEngineSuite` for those whose slots are processes as well. The plugin gives
+every test the fixtures `sky_pool`, `sky_pools` and `sky_faults`.
+"""
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+if _TYPE_CHECKING:
+    from .engine_suite import EngineSuite as EngineSuite
+    from .faults import Faults as Faults
+    from .integration_suite import IntegrationSuite as IntegrationSuite
+    from .process_suite import ProcessEngineSuite as ProcessEngineSuite
+
+# The plugin lives in this package and is loaded by every pytest run, so nothing here is loaded before it is used.
+_WHERE = {
+    "EngineSuite": "skyward.testing.engine_suite",
+    "Faults": "skyward.testing.faults",
+    "IntegrationSuite": "skyward.testing.integration_suite",
+    "ProcessEngineSuite": "skyward.testing.process_suite",
+}
+
+__all__ = ["EngineSuite", "Faults", "IntegrationSuite", "ProcessEngineSuite"]
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'skyward.testing' has no attribute {name!r}")
+    return getattr(_import_module(_WHERE[name]), name)

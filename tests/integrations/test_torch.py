@@ -497,3 +497,12 @@ def test_a_lost_node_ends_the_gang_and_the_next_runs_on_its_replacement(pool: Co
             running.result(20)
     faults.wait_until_whole()
     assert function(marker) @ pool == [2, 2]
+
+
+def test_auto_is_one_rank_on_a_node_without_accelerators(pool: ComputePool) -> None:
+    @sky.compute
+    @sky.integrations.torch(processes_per_node="auto")
+    def world() -> tuple[int, str]:
+        return dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"]
+
+    assert world() @ pool == [(2, "1")] * 2
