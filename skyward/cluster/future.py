@@ -11,9 +11,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..errors import UsageError
+
 __all__ = ["Future", "Undecoded"]
 
 T = TypeVar("T")
+
+this_thread = threading.local()
+"""`brings_values` is set in the I/O threads."""
 
 _PENDING, _RUNNING = "PENDING", "RUNNING"
 _CANCELLED, _CANCELLED_AND_NOTIFIED, _FINISHED = "CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"
@@ -100,7 +105,15 @@ class Future(concurrent.futures.Future[T]):
             return
 
     def result(self, timeout: float | None = None) -> T:
-        """The value; waits for it. Raises what the call raised, CancelledError or TimeoutError."""
+        """The value; waits for it. Raises what the call raised, CancelledError or TimeoutError.
+
+        In a done-callback of another call it raises UsageError instead of waiting: that thread brings the values.
+        """
+        if timeout is None and self._state in (_PENDING, _RUNNING) and getattr(this_thread, "brings_values", False):
+            raise UsageError(
+                "result(): a done-callback cannot wait for another call: the thread that it runs in is the one that "
+                "brings values; chain the calls with another callback, or wait in a thread of your own"
+            )
         try:
             value: Any = super().result(timeout)
         except _Remote as held:
