@@ -1,4 +1,4 @@
-"""The types of `skyward`: what `__init__.py` loads when it is first used is here as an import, for checkers and editors."""
+"""What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
 
 from . import accelerators as accelerators
 from . import errors as errors

@@ -34,7 +34,7 @@ class PoolSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A kind of machine that a provider can launch now. `price_usd_per_hour` is for one machine, 0 where it is yours."""
+    """A kind of machine that a provider can launch now. `price_usd_per_hour` is for one, 0 where it is yours."""
 
     provider: str
     instance_type: str
@@ -72,7 +72,8 @@ class Machines(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
     """One line of output. `stream` is "stdout" or "stderr"; `rank` is set in gangs; `task` is the call's name, empty
-    for what was written while no call ran."""
+    for what was written while no call ran.
+    """
 
     text: str
     stream: str

@@ -148,7 +148,7 @@ class MapRun:
             self._send(first, items)
 
     def _read(self, count: int) -> list[Any]:
-        """Items of the input, fewer than `count` at its end. A lazy map raises its error behind the values before it."""
+        """Items of the input, fewer than `count` at its end. A lazy map raises its error behind what came before it."""
         items: list[Any] = []
         try:
             items.extend(islice(self._source, count))  # what came before an error stays in the list
@@ -261,7 +261,7 @@ class MapRun:
         else:
             begun = loss.index + 1 if loss.started and loss.index is not None else 0
         lost = range(first, min(task.first + begun, task.first + len(task.items)))
-        if not lost or all([self._may_retry(index) for index in lost]):
+        if not lost or all([self._may_retry(index) for index in lost]):  # noqa: C419  # each is counted
             self._resend(task, first)
             return []
         error = loss_error(loss, self._name, task.tail)
@@ -292,5 +292,3 @@ def _length(iterables: tuple[Iterable[Any], ...]) -> int | None:
         return min(len(i) for i in iterables)  # type: ignore[arg-type]
     except TypeError:
         return None
-
-

@@ -175,7 +175,7 @@ def _quiet_steps(
             with quiet():
                 steps.close()
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever the consumer throws in is the generator's to meet
+        except BaseException as error:  # whatever the consumer throws in is the generator's to meet
             resume = partial(steps.throw, error)
 
 

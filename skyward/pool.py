@@ -13,7 +13,7 @@ import tomllib
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import cloudpickle
 
@@ -24,8 +24,8 @@ from .calls import (
     ComputeFunction,
     PendingCompute,
     PendingComputeGroup,
-    is_seconds,
     compute,
+    is_seconds,
     pop_active,
     push_active,
 )
@@ -67,7 +67,8 @@ class ComputePool:
 
     Leaving the block waits for calls that are still open, and closes streams that were not read to their end; leaving
     it by an exception (Ctrl-C too) cancels them. If this process dies, however it dies, its nodes end within `lease_s`.
-    Thread-safe; several pools may be open at once. Instead of `with`, `start()` and `close()` may be used (a notebook: open in one cell, use in others).
+    Thread-safe; several pools may be open at once. Instead of `with`, `start()` and `close()` may be used (a notebook:
+    open in one cell, use in others).
 
     Args:
         provider: where machines come from: `sky.Local()`.
@@ -102,7 +103,7 @@ class ComputePool:
         42
     """
 
-    def __init__(
+    def __init__(  # noqa: C901, PLR0913, PLR0915  # keyword-only options, checked one by one
         self,
         provider: Provider,
         *,
@@ -230,7 +231,7 @@ class ComputePool:
         engine, _ = self._running()
         return engine.agent_pids()
 
-    def start(self) -> ComputePool:
+    def start(self) -> Self:
         """Make the machines and connect to them; what fails, or is interrupted, leaves nothing behind."""
         with self._lock:
             if self._engine is not None:
@@ -293,7 +294,7 @@ class ComputePool:
                 for machine in machines:
                     Keeper.of_this_process().forget(machine)
 
-    def __enter__(self) -> ComputePool:
+    def __enter__(self) -> Self:
         try:
             return self.start()
         except KeyboardInterrupt:  # it may come when all is done, and then nobody calls __exit__
@@ -399,7 +400,7 @@ class ComputePool:
     async def run_async(self, pending: PendingCompute[T] | PendingComputeGroup) -> Any:
         """`run` for asyncio: the event loop goes on meanwhile, and cancelling the await stops the call."""
         future: Future[Any]
-        if isinstance(pending, PendingComputeGroup):
+        if isinstance(pending, PendingComputeGroup):  # noqa: SIM108  # checkers follow this form
             future = self.submit_group(pending)
         else:
             future = self.submit(pending)
@@ -664,4 +665,3 @@ def _merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merged(merged[key], value) if both else value
     return merged
-

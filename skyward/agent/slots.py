@@ -148,5 +148,3 @@ def make_slot(
         outputs=tuple(OutputReader(fd, token, current, drained) for fd in reads),
         child_fds=[theirs.detach(), *writes, page_fd],
     )
-
-

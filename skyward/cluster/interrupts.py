@@ -31,7 +31,7 @@ class _Deferring:
         self.previous = previous
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        global _noted  # noqa: PLW0603  # the process has one main thread
+        global _noted  # the process has one main thread
         if _depth:
             _noted = (number, frame)
         else:
@@ -40,7 +40,7 @@ class _Deferring:
 
 def hold() -> None:
     """From here on SIGINT waits, if this is the main thread. Nests."""
-    global _depth  # noqa: PLW0603
+    global _depth
     if threading.get_ident() != _main:
         return
     _depth += 1
@@ -54,7 +54,7 @@ def hold() -> None:
 
 def let_go() -> None:
     """The end of `hold`; raises here what would have been raised there."""
-    global _depth, _noted  # noqa: PLW0603
+    global _depth, _noted
     if threading.get_ident() != _main:
         return
     _depth = max(0, _depth - 1)

@@ -92,7 +92,8 @@ class Keeper:
         self._write(order)
 
     def _write(self, order: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it died: the next order, or `_restart`, starts another
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()

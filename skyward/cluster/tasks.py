@@ -18,7 +18,17 @@ from ..wire.payloads import Encoded, decode
 from ..wire.tasks import TaskHead
 from .future import Future, Undecoded
 
-__all__ = ["CallTask", "Loss", "Received", "ResultStream", "StreamTask", "Task", "TaskFailure", "WireFunction", "loss_error"]
+__all__ = [
+    "CallTask",
+    "Loss",
+    "Received",
+    "ResultStream",
+    "StreamTask",
+    "Task",
+    "TaskFailure",
+    "WireFunction",
+    "loss_error",
+]
 
 T = TypeVar("T")
 
@@ -52,9 +62,7 @@ class TaskFailure:
     log_tail: str
 
     def error(self) -> BaseException:
-        return decode_failure(
-            self.failure, where=self.where, node=self.node, task=self.task, log_tail=self.log_tail
-        )
+        return decode_failure(self.failure, where=self.where, node=self.node, task=self.task, log_tail=self.log_tail)
 
     def raise_it(self) -> Any:
         raise self.error()

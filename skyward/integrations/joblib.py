@@ -238,7 +238,7 @@ class _CallBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
         try:
             pending = PendingCompute(_run_batch, (_travelling(batch.calls),), {}, self._options(batch.calls))
             return self._shared.pool.submit_sharing(pending, self._seen)
-        except Exception as error:  # noqa: BLE001  # raised by the Parallel call: here it would end a thread of ours
+        except Exception as error:  # raised by the Parallel call: here it would end a thread of ours
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed

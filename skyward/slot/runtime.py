@@ -46,7 +46,7 @@ _of_process: Call | None = None
 
 def enter_call(call: Call | None, *, whole_process: bool) -> None:
     """Make `call` the current one of this context and, where a process runs one call at a time, of all its threads."""
-    global _of_process  # noqa: PLW0603  # a process has one
+    global _of_process  # a process has one
     _current.set(call)
     if whole_process:
         _of_process = call

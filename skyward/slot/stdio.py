@@ -111,7 +111,7 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # noqa: PERF203  # closed or replaced by the user
+        except (OSError, ValueError, AttributeError):  # closed or replaced by the user
             continue
 
 

@@ -151,7 +151,8 @@ def decode_failure(failure: Failure, *, where: str, node: int | None, task: str,
     if isinstance(error, TaskError):
         error.node, error.task, error.remote_traceback = node, task, failure.traceback
     remote = _with_source(failure.traceback).rstrip()
-    if not (isinstance(error, SkywardError) and type(error).__name__ in errors.__all__) or not failure.message or isinstance(error, RemoteError):
+    is_ours = isinstance(error, SkywardError) and type(error).__name__ in errors.__all__
+    if not is_ours or not failure.message or isinstance(error, RemoteError):
         error.add_note(f"\nRemote traceback ({where}):\n{remote}")
     else:
         error.add_note(f"({where})")
