@@ -31,6 +31,7 @@ from .zygotes import Zygote
 __all__ = ["Agent"]
 
 _MAX_EARLY_DEATHS = 5
+_FINAL = (Kind.RESULT, Kind.ERROR)
 
 
 class Agent:
@@ -44,6 +45,7 @@ class Agent:
         self._client: Session | None = None
         self._topology = b""
         self._functions: dict[bytes, bytes] = {}
+        self._function_blobs: dict[bytes, tuple[tuple[bytes, int], ...]] = {}
         self._blobs = NodeBlobs(config.folder, config.blob_limit_bytes)
         self._ports = PortLocks(config.address)
         self._queue: deque[Pending] = deque()
@@ -88,8 +90,9 @@ class Agent:
         Session(self._loop, sock, self._config.log_limit_bytes, self._on_frame, self._on_session_closed)
 
     def _on_frame(self, session: Session, frame: Frame) -> None:
-        if session is self._client and frame.kind in self._handlers:
-            self._handlers[frame.kind](frame)
+        handler = self._handlers.get(frame.kind) if session is self._client else None
+        if handler is not None:
+            handler(frame)
         elif frame.kind == Kind.LEASE:
             self._lease.renew()
         elif frame.kind == Kind.HELLO:
@@ -123,16 +126,13 @@ class Agent:
 
     def _on_function(self, frame: Frame) -> None:
         self._functions[frame.body[:16]] = frame.body
+        self._function_blobs[frame.body[:16]] = references(frame.body, 16)
 
     def _on_blob(self, frame: Frame) -> None:
         digest, size, _, _ = read_blob_body(frame.body)
         self._blobs.add(Blob(digest, size, frame.fd))
         for pending in self._queue:
             pending.missing.discard(digest)
-        if frame.ident:  # an item of an input stream: its slot needs it now
-            slot = self._by_task.get(frame.ident)
-            if slot is not None:
-                self._send_blob(slot, digest)
         self._dispatch()
 
     def _on_reserve_port(self, frame: Frame) -> None:
@@ -145,15 +145,26 @@ class Agent:
     # Tasks ----------------------------------------------------------------------------------------------------------
 
     def _on_task(self, frame: Frame) -> None:
-        needed = references(frame.body, TASK_HEAD.size) + references(self._functions[frame.body[:16]], 16)
-        pending = Pending(frame, {digest for digest, _ in needed if digest not in self._blobs} if needed else set())
-        if not self._queue and not pending.missing:
+        function = frame.body[:16]
+        needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[function]
+        if not needed and not self._queue:  # the common case
             slot = self._slot_for(frame.ident)
-            if slot is not None:
-                self._begin(slot, pending)
+            if slot is not None and function in slot.functions:
+                slot.running[frame.ident] = None
+                self._by_task[frame.ident] = slot
+                self._pass_on(slot, frame)
                 return
+        pending = Pending(frame, {digest for digest, _ in needed if digest not in self._blobs})
         self._queue.append(pending)
         self._dispatch()
+
+    def _pass_on(self, slot: Slot, frame: Frame) -> None:
+        """A frame that stands on nothing else, to a slot."""
+        try:
+            is_empty = slot.channel.send(pack(frame.kind, frame.ident, frame.body))
+        except ConnectionError:  # it died; its zygote will say so
+            return
+        self._set_blocked(slot, not is_empty)
 
     def _dispatch(self) -> None:
         """Give tasks to slots with room, oldest first; one that waits for its blobs holds up nobody."""
@@ -173,13 +184,14 @@ class Agent:
             self._queue = waiting
 
     def _slot_for(self, task: int) -> Slot | None:
-        rank = self._ranks.get(task)
-        if rank is not None:
-            return rank
+        if task in self._ranks:
+            return self._ranks[task]
         best: Slot | None = None
+        most = 0
         for slot in self._slots:
-            if slot.room > (best.room if best else 0):
-                best = slot
+            room = slot.room
+            if room > most:
+                best, most = slot, room
         return best
 
     def _begin(self, slot: Slot, pending: Pending) -> None:
@@ -188,20 +200,16 @@ class Agent:
         needed = references(frame.body, TASK_HEAD.size)
         slot.running[frame.ident] = None
         self._by_task[frame.ident] = slot
-        if function in slot.functions and not needed and not pending.following:
-            with contextlib.suppress(ConnectionError):  # it died; its zygote will say so
-                self._set_blocked(slot, not slot.channel.send(pack(frame.kind, frame.ident, frame.body)))
-            return
         if function not in slot.functions:
             slot.functions.add(function)
-            for digest, _ in references(self._functions[function], 16):
+            for digest, _ in self._function_blobs[function]:
                 self._send_blob(slot, digest)
             slot.channel.queue(Kind.FUNCTION, body=self._functions[function])
         for digest, _ in needed:
             self._send_blob(slot, digest)
         slot.channel.queue(frame.kind, frame.ident, frame.body)
         for following in pending.following:
-            slot.channel.queue(following.kind, following.ident, following.body, lane=following.lane)
+            self._queue_stream_frame(slot, following)
         self._flush(slot)
 
     def _send_blob(self, slot: Slot, digest: bytes) -> None:
@@ -227,11 +235,18 @@ class Agent:
     def _on_stream_frame(self, frame: Frame) -> None:
         slot = self._by_task.get(frame.ident)
         if slot is not None:
-            self._send_to(slot, frame)
+            self._queue_stream_frame(slot, frame)
+            self._flush(slot)
             return
         pending = self._pending(frame.ident)
         if pending is not None:
             pending.following.append(frame)
+
+    def _queue_stream_frame(self, slot: Slot, frame: Frame) -> None:
+        if frame.kind == Kind.IN_ITEM:
+            for digest, _ in references(frame.body):
+                self._send_blob(slot, digest)
+        slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
 
     def _pending(self, task: int) -> Pending | None:
         return next((p for p in self._queue if p.frame.ident == task), None)
@@ -308,15 +323,15 @@ class Agent:
 
     def _on_slot_frame(self, slot: Slot, frame: Frame) -> None:
         kind = frame.kind
-        if kind == Kind.RESULT or kind == Kind.ERROR:
+        if kind in _FINAL:
             if not frame.flags & QUIET:
                 self._read_output(slot, flush=False)
+            self._forward(frame)
             slot.running.pop(frame.ident, None)
             slot.cancelled.discard(frame.ident)
             slot.finished_any = True
             self._early_deaths = 0
             self._by_task.pop(frame.ident, None)
-            self._forward(frame)
             if self._queue:
                 self._dispatch()
         elif kind == Kind.LOG:
@@ -408,7 +423,8 @@ class Agent:
 
     def _on_fork_failed(self, number: int, text: str) -> None:
         slot = self._forking.pop(number)
-        print(f"skyward: node {self._config.node}: cannot start a process: {text}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"skyward: node {self._config.node}: cannot start a process: {text}\n")
+        sys.stderr.flush()
         self._on_slot_dead(slot, 0, 1)
 
     def _on_zygote_gone(self, zygote: Zygote) -> None:
@@ -447,6 +463,8 @@ class Agent:
     def _report_lost(self, slot: Slot, task: int, code: int) -> None:
         self._by_task.pop(task, None)
         index = slot.begun_index(task)
+        if index is None and self._early_deaths >= _MAX_EARLY_DEATHS:
+            index = 0  # it would be given out again for ever: every process dies before it begins anything
         lost: dict[str, object] = {
             "node": self._config.node,
             "signal": -code if code < 0 else None,
@@ -498,4 +516,3 @@ class Agent:
         for zygote in self._zygotes.values():
             zygote.close()
         self._ports.release_all()
-

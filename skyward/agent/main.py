@@ -8,6 +8,7 @@ it can be connected to.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
@@ -36,6 +37,10 @@ def main() -> int:
         if isinstance(error, BrokenPipeError):
             return 1  # nobody is left to hear that we are ready
         raise
+    # An agent makes hardly any cycles, and a collection would come in the middle of somebody's call.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
     lease = Lease(config.lease_s)
     return guard(lambda: Agent(config, lease, listener).run(), lease, config.folder)
 
