@@ -102,6 +102,16 @@ def test_output_of_a_broadcast_comes_from_the_head_only() -> None:
     assert re.findall(r"\[node (\d)\] my share", printed) == ["0"]
 
 
+@pytest.mark.slow
+def test_demo_succeeds_and_prints_what_the_readme_shows() -> None:
+    done = run_example(ROOT / "examples" / "demo.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(r"```text\n(1\. Hello.*?)```", readme, re.DOTALL)
+    assert shown is not None
+    assert shape(shown[1]) - {"      0"} <= shape(done.stdout)  # but for the line that stands for others
+
+
 def shape(text: str) -> set[str]:
     """Its lines without what differs from run to run: numbers, and where the checkout is."""
     return {re.sub(r"[\d.]+", "0", line) for line in text.replace(f"{ROOT}/", "").splitlines()}
