@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
 
 import skyward as sky
 from skyward import errors
@@ -29,6 +28,7 @@ from skyward.errors import (
     TaskExited,
     TaskTimeout,
 )
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
