@@ -120,7 +120,7 @@ class SkywardBackend(ParallelBackendBase):  # type: ignore[misc]  # joblib ships
         self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
-        raise FallbackToBackend(_CallBackend(self))
+        raise FallbackToBackend(SkywardPoolBackend(self))
 
     def submit(self, func: Any, callback: Any = None) -> Any:
         raise RuntimeError("SkywardBackend is configured by a Parallel object before anything is submitted")
@@ -134,7 +134,7 @@ class _Batch:
     callback: Callable[[Future[Any]], object] | None
 
 
-class _CallBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib ships no types
+class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib ships no types
     """The backend of one `Parallel` object: its batches under way, its arrays, its batch size.
 
     joblib calls `submit` from the user's thread and from the thread that runs its callbacks. That one is ours and not
@@ -280,9 +280,16 @@ class _CallBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc
 
 @compute
 def _run_batch(calls: Callable[[], list[Any]]) -> list[Any]:
-    # The filters of the slot stay as they are, whatever the calls do to them.
-    with warnings.catch_warnings():
+    # The filters of the slot stay as they are, whatever the calls do to them. Not by `catch_warnings` around all:
+    # leaving it makes Python forget which warnings it has shown, and each batch would show them again.
+    before = list(warnings.filters)
+    try:
         return calls()
+    finally:
+        if list(warnings.filters) != before:
+            with warnings.catch_warnings():
+                pass  # makes Python look at the filters anew
+            warnings.filters[:] = before  # type: ignore[index]  # a list, whatever its stub says
 
 
 class _ThreadsOfSlot(ThreadingBackend):  # type: ignore[misc]  # joblib ships no types
