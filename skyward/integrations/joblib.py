@@ -8,36 +8,33 @@ node; a slot maps them and may write to its own view.
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib
 import queue
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ..calls import CallOptions, PendingCompute, compute
+from ..calls import CallOptions, PendingCompute
 from ..errors import MissingDependency
-from ..slot.runtime import instance_info
 from ..wire.seen import SeenArrays
 
 try:
     from joblib import parallel_config
-    from joblib.parallel import (
-        AutoBatchingMixin,
-        FallbackToBackend,
-        ParallelBackendBase,
-        SequentialBackend,
-        ThreadingBackend,
-        cpu_count,
-    )
+    from joblib.parallel import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
 except ImportError as error:
     raise MissingDependency("joblib is not installed: pip install 'skyward[joblib]'") from error
 
+from .joblib_batch import ThreadsOfSlot, run_batch, travelling
+
 __all__ = ["SkywardBackend", "joblib_backend", "sklearn_backend"]
+
+_LEAST_BATCH_S = 0.06
+"""A batch costs well under a millisecond here (several in loky): short ones leave less waiting at the end."""
+_WAYS_PER_BATCH = 5.0
+_LONGEST_AIM_S = 0.5
 
 T = TypeVar("T")
 
@@ -142,9 +139,6 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
     """
 
     supports_retrieve_callback = True
-    # A batch costs us well under a millisecond (and loky several): smaller ones leave less waiting at the end.
-    MIN_IDEAL_BATCH_DURATION = 0.06
-    MAX_IDEAL_BATCH_DURATION = 0.5
 
     def __init__(self, shared: SkywardBackend) -> None:
         super().__init__(nesting_level=shared.nesting_level)
@@ -156,6 +150,9 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         self._is_aborted = False
         self._seen: SeenArrays | None = None
         self._ended: queue.SimpleQueue[tuple[_Batch, Future[Any]] | None] | None = None
+        self._elapsed_s = 0.0
+        self._completed = 0
+        self._way_s = 0.0
 
     # Life -----------------------------------------------------------------------------------------------------------
 
@@ -208,7 +205,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         level = (self.nesting_level or 0) + 1
         if level > 1:
             return SequentialBackend(nesting_level=level), None
-        return _ThreadsOfSlot(nesting_level=level), None
+        return ThreadsOfSlot(nesting_level=level), None
 
     # Batches --------------------------------------------------------------------------------------------------------
 
@@ -236,7 +233,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
 
     def _send(self, batch: _Batch) -> Future[Any]:
         try:
-            pending = PendingCompute(_run_batch, (_travelling(batch.calls),), {}, self._options(batch.calls))
+            pending = PendingCompute(run_batch, (travelling(batch.calls),), {}, self._options(batch.calls))
             return self._shared.pool.submit_sharing(pending, self._seen)
         except Exception as error:  # raised by the Parallel call: here it would end a thread of ours
             failed: Future[Any] = Future()
@@ -271,86 +268,24 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
                 batch.callback(future)
             del entry, batch, future, following  # no result lives on in a thread that waits
 
-    def retrieve_result_callback(self, future: Future[Any]) -> Any:
-        return future.result()
+    # Batch size -----------------------------------------------------------------------------------------------------
+    # joblib's rule, with two other numbers: it takes the time from sending a batch to its result for the time of the
+    # calls, which on a far machine never grows with the batch; and 0.2 s as the least worth sending.
 
+    @property
+    def MIN_IDEAL_BATCH_DURATION(self) -> float:
+        """Seconds that a batch should take: many times what its way there and back costs."""
+        return min(max(_LEAST_BATCH_S, _WAYS_PER_BATCH * self._way_s), _LONGEST_AIM_S)
 
-# On the slot ----------------------------------------------------------------------------------------------------------
+    def retrieve_result_callback(self, future: Future[tuple[float, list[Any]]]) -> list[Any]:
+        self._elapsed_s, values = future.result()
+        return values
 
-
-@compute
-def _run_batch(calls: Callable[[], list[Any]]) -> list[Any]:
-    # The filters of the slot stay as they are, whatever the calls do to them. Not by `catch_warnings` around all:
-    # leaving it makes Python forget which warnings it has shown, and each batch would show them again.
-    before = list(warnings.filters)
-    try:
-        return calls()
-    finally:
-        if list(warnings.filters) != before:
-            with warnings.catch_warnings():
-                pass  # makes Python look at the filters anew
-            warnings.filters[:] = before  # type: ignore[index]  # a list, whatever its stub says
-
-
-class _ThreadsOfSlot(ThreadingBackend):  # type: ignore[misc]  # joblib ships no types
-    """For `Parallel` within a call: threads, of which -1 means the slot's share of its node's cores."""
-
-    def effective_n_jobs(self, n_jobs: int | None) -> int:
-        info = instance_info()
-        if info is None or n_jobs is None or n_jobs >= 0:
-            return int(super().effective_n_jobs(n_jobs))
-        cores: int = cpu_count()
-        return max(cores // info.workers_per_node + 1 + n_jobs, 1)
-
-
-# Warning filters ------------------------------------------------------------------------------------------------------
-# scikit-learn sends the caller's warning filters with every call. They may name classes of packages that a node does
-# not have (pytest's, a notebook's), and one of them would make the whole batch unreadable there.
-
-
-def _travelling(calls: Any) -> Any:
-    """The batch with warning filters that every node can read; neither the caller's nor scikit-learn's are touched."""
-    items = getattr(calls, "items", None)
-    if not items or not any(hasattr(function, "warning_filters") for function, _, _ in items):
-        return calls
-    portable: dict[int, _Filters] = {}  # one for each list, so that it is pickled once
-
-    def prepared(function: Any) -> Any:
-        filters = getattr(function, "warning_filters", None)
-        if filters is None:
-            return function
-        function = copy.copy(function)
-        function.warning_filters = portable.setdefault(id(filters), _Filters(filters))
-        return function
-
-    calls = copy.copy(calls)
-    calls.items = [(prepared(function), args, kwargs) for function, args, kwargs in items]
-    return calls
-
-
-class _Filters:
-    """A list of warning filters; it arrives as a list, without those whose category is unknown there."""
-
-    def __init__(self, filters: Any) -> None:
-        self._filters = tuple(filters)
-
-    def __reduce__(self) -> Any:
-        return _load_filters, ([(action, text, _name(kind), *rest) for action, text, kind, *rest in self._filters],)
-
-
-def _name(kind: type) -> tuple[str, str] | type:
-    by_value = kind.__module__ == "__main__" or "." in kind.__qualname__
-    return kind if by_value else (kind.__module__, kind.__qualname__)
-
-
-def _load_filters(filters: list[Any]) -> list[Any]:
-    loaded = []
-    for action, text, named, *rest in filters:
-        kind = named
-        if isinstance(named, tuple):
-            try:
-                kind = getattr(importlib.import_module(named[0]), named[1])
-            except (ImportError, AttributeError):
-                continue  # nothing here can warn with it
-        loaded.append((action, text, kind, *rest))
-    return loaded
+    def batch_completed(self, batch_size: int, duration: float) -> None:
+        # In the thread that has just retrieved the result. The first batches also import, so their way says nothing;
+        # and a way may include waiting for a slot, so the shortest one counts.
+        self._completed += 1
+        if self._completed > 2 * self._limit:
+            way_s = max(duration - self._elapsed_s, 0.0)
+            self._way_s = min(self._way_s or way_s, way_s)
+        super().batch_completed(batch_size, self._elapsed_s)

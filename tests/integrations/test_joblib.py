@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -173,6 +174,31 @@ def test_input_is_read_as_calls_end(on_pool: sky.ComputePool, tmp_path: Path) ->
     results = Parallel(pre_dispatch=6, batch_size=1, return_as="generator")(numbers())
     assert len(read) <= 6 + SLOTS
     assert len(list(results)) == 100
+
+
+class FarPool:
+    """Two slots behind a line on which a message takes 50 ms each way."""
+
+    total_slots = 2
+
+    def __init__(self) -> None:
+        self._slots = ThreadPoolExecutor(2)
+
+    def submit_sharing(self, pending: Any, seen: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            value = pending.fn.local(*pending.args)
+            threading.Timer(0.05, answer.set_result, [value]).start()
+
+        threading.Timer(0.05, self._slots.submit, [run]).start()
+        return answer
+
+
+def test_batches_for_a_far_pool_take_longer_than_the_way_there() -> None:
+    parallel = Parallel(backend=SkywardBackend(pool=FarPool()))
+    assert parallel(delayed(square)(i) for i in range(20_000)) == [i * i for i in range(20_000)]
+    assert parallel.n_dispatched_batches < 100
 
 
 # The context ----------------------------------------------------------------------------------------------------------
@@ -389,7 +415,7 @@ def inner(n_jobs: int) -> tuple[int, set[int], str]:
     return os.getpid(), pids, type(parallel._backend).__name__
 
 
-@pytest.mark.parametrize(("n_jobs", "kind"), [(2, "_ThreadsOfSlot"), (1, "SequentialBackend")])
+@pytest.mark.parametrize(("n_jobs", "kind"), [(2, "ThreadsOfSlot"), (1, "SequentialBackend")])
 def test_calls_within_a_call_stay_in_its_slot(on_pool: sky.ComputePool, n_jobs: int, kind: str) -> None:
     for pid, pids, backend in Parallel()(delayed(inner)(n_jobs) for _ in range(4)):
         assert pids == {pid}
