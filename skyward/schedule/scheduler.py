@@ -130,6 +130,8 @@ class Scheduler:
         lost.sent.clear()
         lost.gang_places = 0
         lost.is_up = False
+        for gang, (nodes, places) in self._gangs.items():  # its end must free nothing on the node's successor
+            self._gangs[gang] = (tuple(n for n in nodes if n != node), places)
         if not will_return:
             del self._nodes[node]
             actions += self._fail_unplaceable(node)
@@ -161,16 +163,22 @@ class Scheduler:
 
     def finished(self, task: int, elapsed_ns: int | None = None) -> list[Action]:
         """It ended, well or badly, and will not be run again."""
-        done = self._tasks.pop(task, None)
-        if done is None:
+        if task not in self._tasks:
             return []
         if elapsed_ns is not None:
             self._mean_ns += _MEAN_WEIGHT * (elapsed_ns - self._mean_ns)
-        if done.node is None:
-            self._queue.remove(done)
-        else:
-            self._forget_sent(done)
+        self.drop(task)
         return self._place()
+
+    def drop(self, task: int) -> None:
+        """`finished`, and its place is given to nobody yet: the owner is about to tell of the loss of its node."""
+        dropped = self._tasks.pop(task, None)
+        if dropped is None:
+            return
+        if dropped.node is None:
+            self._queue.remove(dropped)
+        else:
+            self._forget_sent(dropped)
 
     def lost(self, task: int, *, started: bool) -> list[Action]:
         """The slot died under the task (`started`), or the node gave it back unbegun."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import skyward as sky
-from skyward.errors import NodeError, NoCapacity
+from skyward.errors import NoCapacity, NodeError
 from skyward.machine import Machine, Offer, PoolSpec
 from skyward.providers.local import collect_garbage
 

@@ -213,6 +213,18 @@ def test_a_stream_whose_node_dies_raises_node_lost(inside: Sandbox) -> None:
         recovers(pool)
 
 
+def test_calls_that_were_never_sent_move_to_the_replacement(inside: Sandbox) -> None:
+    with local_pool(inside, nodes=1) as pool:
+        items = endless() >> pool
+        assert next(items) == 0
+        waiting = [pid() > pool for _ in range(3)]
+        inside.kills("agent")
+        with pytest.raises(NodeLost):
+            for _ in items:
+                pass
+        assert all(future.result(20) > 0 for future in waiting)
+
+
 @sky.compute
 def endless() -> Iterator[int]:
     for i in range(1 << 40):
@@ -300,3 +312,17 @@ def test_a_gang_is_told_of_the_death_of_one_rank_and_the_others_end(inside: Sand
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert (world() @ pool) == [2, 2]
+
+
+def test_calls_on_a_node_whose_processes_all_die_at_once_are_told(inside: Sandbox) -> None:
+    customized = inside.folder / "customized"
+    customized.mkdir()
+    (customized / "sitecustomize.py").write_text("import os\nos.register_at_fork(after_in_child=lambda: os._exit(3))\n")
+    image = sky.Image(env={"PYTHONPATH": str(customized)})
+    with sky.ComputePool(sky.Local(), image=image, logs=False) as pool:
+        with pytest.raises(SlotLost) as caught:
+            pid() >> pool
+        assert caught.value.exit_code == 3
+        with pytest.raises(SlotLost):
+            pool.map(squared, range(3))
+    inside.proves_nothing_is_left()

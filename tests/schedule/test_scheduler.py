@@ -1,0 +1,433 @@
+"""The scheduler against a model of what a pool may see, under events in any order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from skyward.schedule.scheduler import SHORT_TASK_NS, Action, FailGang, FailTask, Recall, Scheduler, Send, StartGang
+
+AHEAD = 2
+"""Tasks that a node may be sent beyond its slots while tasks are short."""
+
+
+def up(*slots: int) -> Scheduler:
+    scheduler = Scheduler()
+    for node, count in enumerate(slots):
+        scheduler.node_up(node, count)
+    return scheduler
+
+
+def make_short(scheduler: Scheduler) -> None:
+    """Let it believe that tasks are short, so that it sends in advance."""
+    scheduler.submit(-1)
+    scheduler.finished(-1, 1000)
+
+
+def submit(scheduler: Scheduler, count: int, **options: Any) -> list[Action]:
+    return [action for task in range(count) for action in scheduler.submit(task, **options)]
+
+
+# Single facts -------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_go_to_the_node_with_most_room() -> None:
+    assert submit(up(1, 3), 3) == [Send(0, 1), Send(1, 1), Send(2, 0)]
+
+
+def test_a_task_waits_for_a_slot_and_gets_the_first_that_is_free() -> None:
+    scheduler = up(1, 1)
+    submit(scheduler, 3)
+    assert scheduler.node_of(2) is None
+    assert scheduler.finished(1) == [Send(2, 1)]
+
+
+def test_short_tasks_are_sent_in_advance_and_long_ones_are_not() -> None:
+    short, long = up(1), up(1)
+    make_short(short)
+    long.submit(-1)
+    long.finished(-1, 100 * SHORT_TASK_NS)
+    assert len(submit(short, 9)) == 1 + AHEAD
+    assert len(submit(long, 9)) == 1
+
+
+def test_a_task_that_must_begin_when_it_is_sent_waits_for_a_free_slot() -> None:
+    scheduler = up(1)
+    make_short(scheduler)
+    assert submit(scheduler, 2, in_advance=False) == [Send(0, 0)]
+    assert scheduler.finished(0) == [Send(1, 0)]
+
+
+def test_what_waits_on_a_busy_node_is_recalled_for_an_idle_one() -> None:
+    scheduler = up(1, 1)
+    make_short(scheduler)
+    sent = submit(scheduler, 6)
+    assert len(sent) == 6
+    on_first = [a.task for a in sent if isinstance(a, Send) and a.node == 0]
+    recalled: list[Action] = []
+    for task in on_first:
+        recalled += scheduler.finished(task)
+    (recall,) = [a for a in recalled if isinstance(a, Recall)][:1]
+    assert recall.node == 1
+    assert scheduler.lost(recall.task, started=False) == [Send(recall.task, 0)]
+
+
+def test_a_pinned_task_waits_for_its_node_and_no_other() -> None:
+    scheduler = up(1, 1)
+    submit(scheduler, 1, pinned=1)
+    assert scheduler.submit(5, pinned=1) == []
+    assert scheduler.node_lost(1, will_return=True) == [FailTask(0, 1, None)]
+    assert scheduler.node_up(1, 1) == [Send(5, 1)]
+    assert scheduler.node_lost(1, will_return=False) == [FailTask(5, 1, None)]
+    assert scheduler.submit(6, pinned=1) == [FailTask(6, 1, False)]
+
+
+def test_a_sent_task_without_retries_fails_with_its_node_and_one_with_retries_moves() -> None:
+    scheduler = up(2, 1)
+    scheduler.submit(1)
+    scheduler.submit(2, retries=1)
+    nodes = {scheduler.node_of(1), scheduler.node_of(2)}
+    actions: list[Action] = []
+    for node in nodes:
+        assert node is not None
+        actions += scheduler.node_lost(node, will_return=True)
+    assert [a for a in actions if isinstance(a, FailTask)] == [FailTask(1, scheduler_node(actions, 1), None)]
+    assert scheduler.node_of(2) is not None or scheduler.queued == 1
+
+
+def scheduler_node(actions: list[Action], task: int) -> int | None:
+    return next(a.node for a in actions if isinstance(a, FailTask) and a.task == task)
+
+
+def test_a_started_task_is_run_again_only_as_often_as_it_may() -> None:
+    scheduler = up(1)
+    scheduler.submit(1, retries=1)
+    assert scheduler.lost(1, started=False) == [Send(1, 0)]
+    assert scheduler.lost(1, started=True) == [Send(1, 0)]
+    assert scheduler.lost(1, started=True) == [FailTask(1, 0, True)]
+    assert scheduler.lost(1, started=True) == []
+
+
+def test_a_task_that_is_dropped_before_its_node_is_lost_gives_its_place_to_nobody() -> None:
+    scheduler = up(1)
+    submit(scheduler, 2)
+    scheduler.drop(0)
+    assert scheduler.node_lost(0, will_return=True) == []
+    assert scheduler.node_up(0, 1) == [Send(1, 0)], "it was never sent, so it moves freely"
+
+
+def test_a_gang_starts_when_all_its_nodes_have_room_at_once() -> None:
+    scheduler = up(1, 1)
+    submit(scheduler, 2)
+    assert scheduler.submit_gang(100, nodes=(0, 1), places=1) == []
+    assert scheduler.finished(0) == []
+    assert scheduler.submit(7) == [], "nothing overtakes it"
+    assert scheduler.finished(1) == [StartGang(100, (0, 1))]
+    assert scheduler.gang_finished(100) == [Send(7, 0)] or scheduler.node_of(7) is not None
+
+
+def test_a_gang_larger_than_its_node_takes_it_whole() -> None:
+    scheduler = up(2)
+    assert scheduler.submit_gang(1, nodes=(0,), places=8) == [StartGang(1, (0,))]
+    assert scheduler.submit(1) == []
+    assert scheduler.gang_finished(1) == [Send(1, 0)]
+
+
+def test_a_gang_that_finishes_after_its_node_came_back_frees_no_place_of_another() -> None:
+    scheduler = up(1, 1)
+    assert scheduler.submit_gang(1, nodes=(0, 1), places=1) == [StartGang(1, (0, 1))]
+    scheduler.node_lost(0, will_return=True)
+    scheduler.node_up(0, 1)
+    assert scheduler.submit_gang(2, nodes=(0,), places=1) == [StartGang(2, (0,))]
+    scheduler.gang_finished(1)
+    assert scheduler.submit(5, pinned=0) == [], "the second gang is still there"
+
+
+def test_a_gang_whose_node_is_gone_for_good_fails() -> None:
+    scheduler = up(1, 1)
+    submit(scheduler, 2)
+    scheduler.submit_gang(1, nodes=(0, 1), places=1)
+    assert FailGang(1, 1) in scheduler.node_lost(1, will_return=False)
+    assert scheduler.submit_gang(2, nodes=(0, 1), places=1) == [FailGang(2, 1)]
+
+
+# Any order of events ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Known:
+    """What the model knows of a task."""
+
+    pinned: int | None
+    retries: int
+    submitted: int
+    node: int | None = None
+    runs: int = 0
+    """Sends after which it may have begun."""
+    is_recalled: bool = False
+    is_cancelled: bool = False
+    was_returned: bool = False
+
+
+@dataclass
+class KnownGang:
+    nodes: tuple[int, ...] | None
+    places: int
+    submitted: int
+    on: tuple[int, ...] = ()
+
+
+@dataclass
+class KnownNode:
+    slots: int
+    is_up: bool = True
+    tasks: set[int] = field(default_factory=set)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Carries out actions as a pool would, and refuses those that a pool must not get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler()
+        self.nodes: dict[int, KnownNode] = {}
+        self.tasks: dict[int, Known] = {}
+        self.gangs: dict[int, KnownGang] = {}
+        self.failed: set[int] = set()
+        self.numbers = 0
+
+    @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    def start(self, slots: list[int]) -> None:
+        for node, count in enumerate(slots):
+            self.nodes[node] = KnownNode(count)
+            self.perform(self.scheduler.node_up(node, count))
+
+    def next(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def gang_places(self, node: int) -> int:
+        return sum(min(g.places, self.nodes[node].slots) for g in self.gangs.values() if node in g.on)
+
+    def load(self, node: int) -> int:
+        return len(self.nodes[node].tasks) + self.gang_places(node)
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self.on_send(action)
+            elif isinstance(action, Recall):
+                task = self.tasks[action.task]
+                assert task.node == action.node
+                assert task.pinned is None
+                assert not task.is_recalled, "recalled twice"
+                task.is_recalled = True
+            elif isinstance(action, FailTask):
+                self.on_fail(action)
+            elif isinstance(action, StartGang):
+                self.on_start(action)
+            else:
+                assert not self.gangs[action.gang].on, "it had started"
+                del self.gangs[action.gang]
+
+    def on_send(self, action: Send) -> None:
+        task, node = self.tasks[action.task], self.nodes[action.node]
+        assert task.node is None, "sent twice"
+        assert node.is_up, "sent to a dead node"
+        assert task.pinned in (None, action.node)
+        assert not task.is_cancelled
+        assert task.runs <= task.retries, "run more often than it may be"
+        assert self.load(action.node) < node.slots + AHEAD
+        for gang in self.gangs.values():
+            if not gang.on and gang.submitted < task.submitted and not task.was_returned:
+                assert gang.nodes is not None, "overtook a gang that any node would do for"
+                assert action.node not in gang.nodes, "overtook a gang"
+        task.node, task.is_recalled = action.node, False
+        node.tasks.add(action.task)
+
+    def on_fail(self, action: FailTask) -> None:
+        task = self.tasks.pop(action.task)
+        if action.started is False:
+            assert task.node is None, "it was sent"
+            assert not self.nodes or (task.pinned is not None and task.pinned not in self.nodes)
+        else:
+            assert task.runs > task.retries, "it may run again"
+        self.failed.add(action.task)
+
+    def on_start(self, action: StartGang) -> None:
+        gang = self.gangs[action.gang]
+        assert not gang.on, "started twice"
+        assert action.nodes == gang.nodes or (gang.nodes is None and len(action.nodes) == 1)
+        for number in action.nodes:
+            node = self.nodes[number]
+            assert node.is_up
+            assert self.load(number) + min(gang.places, node.slots) <= node.slots, "no room for it"
+        gang.on = action.nodes
+
+    def forget_sent(self, task: int) -> None:
+        known = self.tasks[task]
+        assert known.node is not None
+        if known.node in self.nodes:
+            self.nodes[known.node].tasks.discard(task)
+        known.node = None
+
+    def sent(self) -> list[int]:
+        return [number for number, task in self.tasks.items() if task.node is not None]
+
+    # What may happen ------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), retries=st.integers(0, 2), in_advance=st.booleans())
+    def submit(self, data: st.DataObject, retries: int, in_advance: bool) -> None:
+        pinned = data.draw(st.sampled_from([None, None, *range(3)]))
+        number = self.next()
+        self.tasks[number] = Known(pinned, retries, number)
+        self.perform(self.scheduler.submit(number, pinned=pinned, retries=retries, in_advance=in_advance))
+
+    @rule(data=st.data(), places=st.integers(1, 4))
+    def submit_gang(self, data: st.DataObject, places: int) -> None:
+        anywhere = data.draw(st.booleans())
+        nodes = None if anywhere else tuple(sorted(data.draw(st.sets(st.integers(0, 2), min_size=1))))
+        number = self.next()
+        self.gangs[number] = KnownGang(nodes, places, number)
+        self.perform(self.scheduler.submit_gang(number, nodes=nodes, places=places))
+
+    @precondition(lambda self: self.sent())
+    @rule(data=st.data(), elapsed_ns=st.sampled_from([None, 1000, 10 * SHORT_TASK_NS]))
+    def finish(self, data: st.DataObject, elapsed_ns: int | None) -> None:
+        number = data.draw(st.sampled_from(self.sent()))
+        self.forget_sent(number)
+        del self.tasks[number]
+        self.perform(self.scheduler.finished(number, elapsed_ns))
+
+    @precondition(lambda self: self.sent())
+    @rule(data=st.data())
+    def lose_slot(self, data: st.DataObject) -> None:
+        """Its process died while it ran; a cancelled one is finished then."""
+        number = data.draw(st.sampled_from(self.sent()))
+        task = self.tasks[number]
+        if task.is_cancelled:
+            self.forget_sent(number)
+            del self.tasks[number]
+            self.perform(self.scheduler.finished(number))
+            return
+        self.forget_sent(number)
+        task.runs += 1
+        task.was_returned = True
+        self.perform(self.scheduler.lost(number, started=True))
+
+    @precondition(lambda self: any(t.is_recalled for t in self.tasks.values()))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        """The answer to a recall, unless it had begun."""
+        number = data.draw(st.sampled_from([n for n, t in self.tasks.items() if t.is_recalled]))
+        task = self.tasks[number]
+        self.forget_sent(number)
+        task.is_recalled = False
+        task.was_returned = True
+        if task.is_cancelled:
+            del self.tasks[number]
+            self.perform(self.scheduler.finished(number))
+        else:
+            self.perform(self.scheduler.lost(number, started=False))
+
+    @precondition(lambda self: any(not t.is_cancelled for t in self.tasks.values()))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from([n for n, t in self.tasks.items() if not t.is_cancelled]))
+        task = self.tasks[number]
+        assert self.scheduler.cancel(number) == task.node
+        if task.node is None:
+            del self.tasks[number]
+        else:
+            task.is_cancelled = True
+
+    @precondition(lambda self: self.gangs)
+    @rule(data=st.data())
+    def finish_gang(self, data: st.DataObject) -> None:
+        """Also one that waits: it was cancelled."""
+        number = data.draw(st.sampled_from(sorted(self.gangs)))
+        del self.gangs[number]
+        self.perform(self.scheduler.gang_finished(number))
+
+    @precondition(lambda self: any(n.is_up for n in self.nodes.values()))
+    @rule(data=st.data(), will_return=st.sampled_from([True, True, True, False]))
+    def lose_node(self, data: st.DataObject, will_return: bool) -> None:
+        number = data.draw(st.sampled_from([n for n, node in self.nodes.items() if node.is_up]))
+        node = self.nodes[number]
+        for task in sorted(node.tasks):
+            known = self.tasks[task]
+            self.forget_sent(task)
+            if known.is_cancelled:
+                del self.tasks[task]
+                self.scheduler.drop(task)
+            else:
+                known.runs += 1
+                known.was_returned = True
+                known.is_recalled = False
+        node.is_up = False
+        for gang in self.gangs.values():
+            gang.on = tuple(n for n in gang.on if n != number) or ((-1,) if gang.on else ())
+        if not will_return:
+            del self.nodes[number]
+        self.perform(self.scheduler.node_lost(number, will_return=will_return))
+
+    @precondition(lambda self: any(not n.is_up for n in self.nodes.values()))
+    @rule(data=st.data(), slots=st.integers(1, 3))
+    def replace_node(self, data: st.DataObject, slots: int) -> None:
+        number = data.draw(st.sampled_from([n for n, node in self.nodes.items() if not node.is_up]))
+        self.nodes[number] = KnownNode(slots)
+        self.perform(self.scheduler.node_up(number, slots))
+
+    # What always holds ----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def both_agree_where_tasks_are(self) -> None:
+        for number, task in self.tasks.items():
+            assert self.scheduler.node_of(number) == task.node
+        waiting = sum(t.node is None for t in self.tasks.values()) + sum(not g.on for g in self.gangs.values())
+        assert self.scheduler.queued == waiting
+
+    @invariant()
+    def no_slot_idles_while_a_task_waits(self) -> None:
+        if any(not g.on for g in self.gangs.values()):
+            return  # its nodes are kept free for it
+        idle = [n for n, node in self.nodes.items() if node.is_up and self.load(n) < node.slots]
+        for task in self.tasks.values():
+            if task.node is None:
+                assert task.pinned not in idle
+                assert task.pinned is not None or not idle
+
+    def teardown(self) -> None:
+        """Everything ends: nothing was lost, nothing starves."""
+        for number, node in list(self.nodes.items()):
+            if not node.is_up:
+                self.nodes[number] = KnownNode(node.slots)
+                self.perform(self.scheduler.node_up(number, node.slots))
+        for _ in range(10 * (len(self.tasks) + len(self.gangs)) + 10):
+            if not self.tasks and not self.gangs:
+                break
+            for number in self.sent():
+                if number in self.tasks and self.tasks[number].node is not None:
+                    self.forget_sent(number)
+                    del self.tasks[number]
+                    self.perform(self.scheduler.finished(number, 1000))
+            for number in [n for n, g in self.gangs.items() if g.on]:
+                del self.gangs[number]
+                self.perform(self.scheduler.gang_finished(number))
+        assert not self.tasks
+        assert not self.gangs
+        assert self.scheduler.queued == 0
+
+
+TestAnyOrder = SchedulerMachine.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # making a failure smaller takes minutes
+    suppress_health_check=[HealthCheck.too_slow],
+)
