@@ -1,0 +1,81 @@
+"""What a user may write, with the types that it must have. mypy finds nothing here; it is never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future as StdFuture
+from typing import assert_type
+
+import skyward as sky
+
+
+@sky.compute
+def bare(count: int, *, name: str = "x") -> list[str]:
+    return [name] * count
+
+
+@sky.compute(timeout_s=10, retries=1, retry_on=ConnectionError)
+def with_options(count: int) -> float:
+    return count / 2
+
+
+@sky.compute
+@sky.integrations.torch
+def trained(epochs: int) -> dict[str, float]:
+    return {"loss": 1 / epochs}
+
+
+@sky.compute
+@sky.integrations.torch(backend="gloo", processes_per_node=2)
+@sky.stdout(only="head")
+@sky.silent
+def stacked(epochs: int, rate: float = 0.1) -> bytes:
+    return bytes(epochs)
+
+
+@sky.compute
+def counted(limit: int) -> Iterator[int]:
+    yield from range(limit)
+
+
+def plain(x: int) -> str:
+    return str(x)
+
+
+assert_type(bare(2), sky.PendingCompute[list[str]])
+assert_type(bare(2, name="y"), sky.PendingCompute[list[str]])
+assert_type(bare.local(2, name="y"), list[str])
+assert_type(with_options(1), sky.PendingCompute[float])
+assert_type(with_options.with_options(timeout_s=1)(2), sky.PendingCompute[float])
+assert_type(trained(3), sky.PendingCompute[dict[str, float]])
+assert_type(stacked(3, rate=0.5), sky.PendingCompute[bytes])
+assert_type(stacked.local(3), bytes)
+
+with sky.ComputePool(provider=sky.Local(lease_s=2.0), nodes=2, concurrency=2) as pool:
+    assert_type(pool, sky.ComputePool)
+    assert_type(bare(2) >> pool, list[str])
+    assert_type(bare(2) >> sky, list[str])
+    assert_type(bare(2) @ pool, list[list[str]])
+    assert_type(bare(2) > pool, StdFuture[list[str]])
+    assert_type(pool.run(trained(1)), dict[str, float])
+    assert_type(pool.submit(stacked(1)), sky.Future[bytes])
+    assert_type(pool.broadcast(stacked(1)), list[bytes])
+    assert_type(counted(3) >> pool, Iterator[int])
+    assert_type(pool.map(plain, [1, 2]), list[str])
+    assert_type(pool.map(with_options, [1, 2]), list[float])
+    assert_type(pool.imap(plain, range(3)), Iterator[str])
+    assert_type(pool.executor().submit(plain, 1), sky.Future[str])
+    group = bare(1) & with_options(2)
+    assert_type(group, sky.PendingComputeGroup)
+    assert_type(sky.gather(bare(1), with_options(2), stream=True), sky.PendingComputeGroup)
+
+assert_type(sky.once("model", lambda: [1, 2]), list[int])
+assert_type(sky.instance_info(), sky.InstanceInfo | None)
+assert_type(sky.accelerators.Accelerator.from_name("A100"), sky.Accelerator)
+if sky.is_head:
+    assert_type(sky.is_head(), bool)
+
+
+async def asynchronous(pool: sky.ComputePool) -> None:
+    value: list[str] = await pool.run_async(bare(1))
+    assert value
