@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .calls import CallOptions, PendingCompute
 from .cluster.direct import DirectEngine
 from .cluster.functions import FunctionTable
 from .cluster.future import Future
 from .cluster.gang import Gang
 from .cluster.tasks import CallTask, Received, ResultStream, StreamTask, Task, TaskFailure, WireFunction
-from .calls import CallOptions, PendingCompute
 from .errors import ArgumentNotPicklable, UsageError
 from .launch import Launch
 from .streams import WINDOW, InputFeed, take_inputs
@@ -42,22 +42,6 @@ class _FedCallTask(CallTask):
     def on_input_credit(self, lane: int) -> None:
         self.feeds[lane].grant()
 
-    def on_result(self, received: Received) -> None:
-        self._stop()
-        super().on_result(received)
-
-    def on_error(self, failed: TaskFailure) -> None:
-        self._stop()
-        super().on_error(failed)
-
-    def on_failed(self, error: BaseException) -> None:
-        self._stop()
-        super().on_failed(error)
-
-    def _stop(self) -> None:
-        for feed in self.feeds:
-            feed.stop()
-
 
 @dataclass(eq=False, kw_only=True)
 class _FedStreamTask(StreamTask):
@@ -70,7 +54,16 @@ class _FedStreamTask(StreamTask):
     def on_input_credit(self, lane: int) -> None:
         self.feeds[lane].grant()
 
+    def on_result(self, received: Received) -> None:
+        _stop(self.feeds)
+        super().on_result(received)
+
+    def on_failed(self, error: BaseException) -> None:
+        _stop(self.feeds)
+        super().on_failed(error)
+
     def on_error(self, failed: TaskFailure) -> None:
+        _stop(self.feeds)
         own = next((feed.error for feed in self.feeds if feed.error is not None), None)
         super().on_error(failed) if own is None else self.on_failed(own)
 
@@ -137,15 +130,16 @@ class Dispatch:
             "timeout_s": self._timeout_s(options),
         }
         future: Future[Any] = Future(lambda: engine.cancel(task_id), is_strict=is_strict)
+        told = None if pending.fn.is_generator else future  # not a stream's: it must be garbage when its reader drops it
         feeds = tuple(
-            InputFeed(engine, task_id, lane, source, self._store.put, future) for lane, source in enumerate(sources)
+            InputFeed(engine, task_id, lane, source, self._store.put, told) for lane, source in enumerate(sources)
         )
         task: Task
         if pending.fn.is_generator:
             head = TaskHead(common["function"].digest, Mode.STREAM, kind, len(sources), WINDOW)
             stream: ResultStream[Any] = ResultStream(
                 lambda count: engine.send_stream(task_id, Kind.CREDIT, count.to_bytes(4, "little")),
-                lambda: engine.close_stream(task_id),
+                lambda: _close(engine, task_id, feeds),
                 WINDOW,
             )
             task = _FedStreamTask(head=head, stream=weakref.ref(stream), feeds=feeds, **common)
@@ -153,6 +147,7 @@ class Dispatch:
         else:
             head = TaskHead(common["function"].digest, Mode.CALL, kind, len(sources), 0)
             if feeds:
+                future.add_done_callback(lambda _: _stop(feeds))
                 task = _FedCallTask(head=head, future=future, feeds=feeds, **common)
             else:
                 task = CallTask(head=head, future=future, **common)
@@ -230,13 +225,25 @@ class Dispatch:
             ) from error
 
     def _unpicklable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        named = [(f"argument {i + 1}", v) for i, v in enumerate(args)] + [(f"argument {k!r}", v) for k, v in kwargs.items()]
+        named = [(f"argument {i + 1}", v) for i, v in enumerate(args)]
+        named += [(f"argument {k!r}", v) for k, v in kwargs.items()]
         for which, value in named:
             try:
                 encode(value, self._store.put)
             except Exception:
                 return f"{which} (a {type(value).__qualname__})"
         return "an argument"
+
+
+def _stop(feeds: tuple[InputFeed, ...]) -> None:
+    for feed in feeds:
+        feed.stop()
+
+
+def _close(engine: DirectEngine, task: int, feeds: tuple[InputFeed, ...]) -> None:
+    """The reader of a stream has gone."""
+    _stop(feeds)
+    engine.close_stream(task)
 
 
 def _fields(options: CallOptions) -> dict[str, Any]:

@@ -19,6 +19,7 @@ __all__ = ["WINDOW", "InputFeed", "take_inputs"]
 WINDOW = 16
 """Items of a stream on their way at most, in either direction."""
 
+
 def take_inputs(
     function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[Iterator[Any]]]:
@@ -44,7 +45,13 @@ class InputFeed:
     """
 
     def __init__(
-        self, engine: DirectEngine, task: int, lane: int, source: Iterator[Any], put: PutBlob, future: Future[Any] | None
+        self,
+        engine: DirectEngine,
+        task: int,
+        lane: int,
+        source: Iterator[Any],
+        put: PutBlob,
+        future: Future[Any] | None,
     ) -> None:
         self._engine = engine
         self._task = task
@@ -78,6 +85,6 @@ class InputFeed:
             self.error = error
             if self._future is not None:
                 self._future.settle_error(error)
-            self._engine.send_stream(self._task, Kind.IN_ERROR, lane=self._lane)
+            self._engine.end_input(self._task, Kind.IN_ERROR, self._lane)
             return
-        self._engine.send_stream(self._task, Kind.IN_END, lane=self._lane)
+        self._engine.end_input(self._task, Kind.IN_END, self._lane)

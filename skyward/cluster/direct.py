@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import InternalError, NodeLost, PoolClosed, RendezvousFailed, TaskTimeout
+from ..machine import LogSink, Machine, Machines
 from ..schedule.scheduler import Action, FailGang, FailTask, Recall, Scheduler, Send, StartGang
 from ..topology import AcceleratorInfo
 from ..wire.channel import Channel, ChannelClosed
@@ -27,11 +28,10 @@ from ..wire.frames import Frame, Kind
 from ..wire.payloads import Encoded
 from ..wire.tasks import RankOrder, Topology
 from . import interrupts
-from .future import Future, Undecoded
+from .future import Future, Undecoded, this_thread
 from .gang import Gang, RankTask, make_ranks
 from .link import NodeLink, connect
 from .logs import LogRouter
-from ..machine import LogSink, Machine, Machines
 from .tasks import Loss, StreamTask, Task, TaskFailure, loss_error
 from .watcher import Watcher
 
@@ -128,7 +128,7 @@ class DirectEngine:
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         """Wait until no task is open. False: the time was up."""
         with self._idle:
-            return self._idle.wait_for(lambda: not self._tasks and not self._gangs or not self._is_open, timeout_s)
+            return self._idle.wait_for(lambda: not (self._tasks or self._gangs) or not self._is_open, timeout_s)
 
     def close(self) -> None:
         """Tell the agents to end and fail what is still open with PoolClosed. Idempotent."""
@@ -267,9 +267,19 @@ class DirectEngine:
             node = self._scheduler.node_of(task_id)
             if node is None:
                 return
-            for blob in item.blobs:
-                self._links[node].hold_blob(blob, task_id)
-            self._tell(node, Kind.IN_ITEM, task_id, item.body, lane=lane)
+            link = self._links.get(node)
+            if link is None:
+                return
+            link.send_stream_item(task_id, lane, item)
+            self._dirty.add(link)
+
+    def end_input(self, task_id: int, kind: int, lane: int) -> None:
+        """The iterator that feeds a task has ended (IN_END) or raised (IN_ERROR)."""
+        with self._changing():
+            node = self._scheduler.node_of(task_id)
+            if node is not None and node in self._links:
+                self._links[node].end_stream(kind, task_id, lane)
+                self._dirty.add(self._links[node])
 
     def close_stream(self, task_id: int) -> None:
         """The consumer is gone. A generator that was not sent is forgotten, a running one is closed."""
@@ -396,6 +406,7 @@ class DirectEngine:
         self._watcher.wake()
 
     def _run(self) -> None:
+        this_thread.brings_values = True
         while self._is_open:
             for link, can_read, can_write in self._watcher.wait(self._run_deadlines()):
                 if can_write:
@@ -472,7 +483,7 @@ class DirectEngine:
             if interrupts.waiting(link.wait_readable, left_s):
                 self._read(link)
 
-    def _on_frame(self, link: NodeLink, frame: Frame) -> None:
+    def _on_frame(self, link: NodeLink, frame: Frame) -> None:  # noqa: C901, PLR0912  # a table
         kind = frame.kind
         task = self._tasks.get(frame.ident)
         if kind == Kind.RESULT:
@@ -524,9 +535,7 @@ class DirectEngine:
                 self._perform(self._scheduler.again(task.id))
                 return
         self._finish(task, node)
-        if not task.is_cancelled:
-            self._after.append(lambda: task.on_error(failed))
-        elif isinstance(task, RankTask):
+        if not task.is_cancelled or isinstance(task, RankTask):
             self._after.append(lambda: task.on_error(failed))
 
     def _on_lost(self, node: int, task: Task, frame: Frame) -> None:
@@ -543,9 +552,7 @@ class DirectEngine:
         if isinstance(task, RankTask):
             self._forget(task)
             self._after.append(lambda: task.takes_loss(loss))
-        elif task.is_cancelled:
-            self._finish(task, node)
-        elif task.takes_loss(loss):
+        elif task.is_cancelled or task.takes_loss(loss):
             self._finish(task, node)
         else:
             self._losses[task.id] = loss
@@ -598,7 +605,7 @@ class DirectEngine:
         loss = Loss(node=node, started=None, is_node=True)
         if task.is_cancelled or isinstance(task, StreamTask) or task.takes_loss(loss):
             self._forget(task)
-            self._scheduler.finished(task.id)
+            self._scheduler.drop(task.id)
             if isinstance(task, StreamTask) and not task.is_cancelled:
                 error = loss_error(loss, task.name)
                 self._after.append(lambda: task.on_failed(error))

@@ -14,9 +14,10 @@ from typing import Any
 from ..errors import InternalError, Unreachable
 from ..wire.blobs import Blob, default_limit
 from ..wire.channel import BLOBS, Channel, ChannelClosed
-from ..wire.frames import PROTOCOL_VERSION, Frame, FrameParser, Kind, pack
 from ..wire.channel import receive as receive_frames
+from ..wire.frames import PROTOCOL_VERSION, Frame, FrameParser, Kind, pack
 from ..wire.layout import parse
+from ..wire.payloads import Encoded
 from ..wire.tasks import pack_task
 from .tasks import Received, Task, WireFunction
 
@@ -66,7 +67,18 @@ class NodeLink:
         self.channel.queue(Kind.FUNCTION, body=function.digest + function.payload.body)
         self._functions.add(function.digest)
 
-    def hold_blob(self, blob: Blob, ident: int = 0) -> None:
+    def send_stream_item(self, ident: int, lane: int, item: Encoded) -> None:
+        """Behind its blobs and in its turn: all frames of an input stream have the priority of blobs."""
+        for blob in item.blobs:
+            self.hold_blob(blob)
+        self.channel.queue(Kind.IN_ITEM, ident, item.body, lane=lane, priority=BLOBS)
+        self.release_blobs(item.blobs)  # the agent has passed them on before it can be told to drop them
+
+    def end_stream(self, kind: int, ident: int, lane: int) -> None:
+        """`kind`: IN_END or IN_ERROR."""
+        self.channel.queue(kind, ident, lane=lane, priority=BLOBS)
+
+    def hold_blob(self, blob: Blob) -> None:
         """Send the blob unless it is there, and keep it there until it is released."""
         entry = self._blobs.get(blob.digest)
         if entry is not None:
@@ -76,7 +88,7 @@ class NodeLink:
         self._blobs[blob.digest] = [blob.size, 1]
         self._blob_bytes += blob.size
         body = blob.digest + blob.size.to_bytes(8, "little") + _BLOB_BODY_TAIL
-        self.channel.queue(Kind.BLOB, ident, body, fd=blob.fd, priority=BLOBS)
+        self.channel.queue(Kind.BLOB, 0, body, fd=blob.fd, priority=BLOBS)
         self._drop_oldest()
 
     def release_blobs(self, blobs: tuple[Blob, ...]) -> None:
@@ -95,7 +107,7 @@ class NodeLink:
             if not users:
                 del self._blobs[digest]
                 self._blob_bytes -= size
-                self.channel.queue(Kind.DROP_BLOB, body=digest)
+                self.channel.queue(Kind.DROP_BLOB, body=digest, priority=BLOBS)
 
     def flush(self) -> None:
         """Send what the socket takes; `is_blocked` says whether something is left. Raises ChannelClosed."""

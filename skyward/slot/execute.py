@@ -7,7 +7,7 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from ..wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, unpack_task
 from .functions import Functions, explain_load_error
 from .link import Link
 
-__all__ = ["FLUSH_NS", "Cancelled", "Guard", "Inbox", "TaskRun"]
+__all__ = ["FLUSH_NS", "Arrived", "Cancelled", "Guard", "Inbox", "TaskRun"]
 
 FLUSH_NS = 5_000_000
 """Nanoseconds. A chunk's results are sent at least this often (between two calls), so that the death of a slot loses
@@ -34,11 +34,15 @@ class Cancelled(BaseException):
     """The client wants this task no more. Not an Exception: user code must not swallow it by accident."""
 
 
+Arrived = tuple[Frame, tuple[Blob, ...]]
+"""A frame and the blobs that it needs."""
+
+
 class Inbox(Protocol):
     """Frames about the running task: credit, input items, close."""
 
-    def wait(self) -> Frame: ...
-    def waiting(self) -> Iterator[Frame]: ...
+    def wait(self) -> Arrived: ...
+    def waiting(self) -> Iterator[Arrived]: ...
 
 
 class Guard(Protocol):
@@ -63,7 +67,7 @@ class TaskRun:
     frame: Frame
     link: Link
     functions: Functions
-    blobs: dict[bytes, Blob]
+    blobs: tuple[Blob, ...]
     inbox: Inbox
     guard: Guard
     deliver: bool = True
@@ -73,14 +77,15 @@ class TaskRun:
     at_end: Callable[[int], int] = lambda task: 0
     """Runs when user code is done, before the last frame, and gives its flags: it marks the end of the output."""
     _credit: int = 0
-    _inputs: dict[int, deque[Frame]] = field(default_factory=dict)
+    _inputs: dict[int, deque[Arrived]] = field(default_factory=dict)
     _index: int | None = None
 
     def run(self) -> None:
         """Never raises for what the user's code does; raises ChannelClosed when the agent is gone."""
+        frame = self.frame
         started = time.perf_counter_ns()
         try:
-            head = unpack_task(self.frame.body)
+            head = unpack_task(frame.body)
             function, payload = self._load(head)
             if head.mode == Mode.CHUNK:
                 result = self._run_chunk(function, payload, head.number)
@@ -91,7 +96,7 @@ class TaskRun:
         except BaseException as error:
             self._send_error(error)
         else:
-            task = self.frame.ident
+            task = frame.ident
             flags = self.at_end(task)
             self.link.send_payload(Kind.RESULT, task, result, time.perf_counter_ns() - started, flags=flags)
 
@@ -105,7 +110,7 @@ class TaskRun:
             function = self.functions.get(head.function)
             parsed = parse(self.frame.body, TASK_HEAD.size)
             try:
-                payload = decode(parsed, [self.blobs[digest] for digest, _ in parsed.references])
+                payload = decode(parsed, self.blobs)
             except Exception as error:
                 raise explain_load_error(error, "an argument") from error
             return function, payload
@@ -191,8 +196,8 @@ class TaskRun:
 
     # Streams --------------------------------------------------------------------------------------------------------
 
-    def _take(self, frames: Any) -> None:
-        for frame in frames:
+    def _take(self, arrived: Iterable[Arrived]) -> None:
+        for frame, blobs in arrived:
             if frame.ident != self.frame.ident:
                 continue  # about a task that has ended
             if frame.kind == Kind.CREDIT:
@@ -200,7 +205,7 @@ class TaskRun:
             elif frame.kind == Kind.CLOSE:
                 raise Cancelled
             elif frame.kind in (Kind.IN_ITEM, Kind.IN_END, Kind.IN_ERROR):
-                self._inputs.setdefault(frame.lane, deque()).append(frame)
+                self._inputs.setdefault(frame.lane, deque()).append((frame, blobs))
 
     def _with_inputs(self, payload: Any) -> Any:
         args, kwargs = payload
@@ -217,15 +222,14 @@ class TaskRun:
             with self.guard.our_code():
                 while not queue:
                     self._take([self.inbox.wait()])
-                frame = queue.popleft()
+                frame, blobs = queue.popleft()
                 if frame.kind == Kind.IN_ITEM:
                     self.link.send(Kind.IN_CREDIT, self.frame.ident, lane=lane)
             if frame.kind == Kind.IN_END:
                 return
             if frame.kind == Kind.IN_ERROR:
                 raise UsageError("the iterator that was given as an argument raised on the client")
-            parsed = parse(frame.body)
-            yield decode(parsed, [self.blobs.pop(digest) for digest, _ in parsed.references])
+            yield decode(parse(frame.body), blobs)
 
     # Sending --------------------------------------------------------------------------------------------------------
 

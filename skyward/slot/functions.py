@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ..calls import ComputeFunction
@@ -16,21 +16,20 @@ __all__ = ["Functions", "explain_load_error"]
 class Functions:
     """By digest: the payload as it came, and the function once it was needed. Not thread-safe to fill, safe to ask."""
 
-    def __init__(self, blobs: Mapping[bytes, Blob]) -> None:
-        self._blobs = blobs
-        self._payloads: dict[bytes, bytes] = {}
+    def __init__(self) -> None:
+        self._payloads: dict[bytes, tuple[bytes, tuple[Blob, ...]]] = {}
         self._loaded: dict[bytes, Callable[..., Any]] = {}
 
-    def add(self, digest: bytes, payload: bytes) -> None:
-        self._payloads[digest] = payload
+    def add(self, digest: bytes, payload: bytes, blobs: tuple[Blob, ...]) -> None:
+        self._payloads[digest] = payload, blobs
 
     def get(self, digest: bytes) -> Callable[..., Any]:
         """Raises PayloadNotLoadable."""
         function = self._loaded.get(digest)
         if function is None:
             try:
-                parsed = parse(self._payloads[digest])
-                loaded = decode(parsed, [self._blobs[name] for name, _ in parsed.references])
+                payload, blobs = self._payloads[digest]
+                loaded = decode(parse(payload), blobs)
             except Exception as error:
                 raise explain_load_error(error, "the function") from error
             function = self._loaded[digest] = _unwrapped(loaded)

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from ..wire.blobs import DIGEST_SIZE, Blob
+from ..wire.blobs import DIGEST_SIZE
 from ..wire.channel import receive
 from ..wire.frames import HAS_FD, Frame, FrameParser, Kind, pack
 from ..wire.payloads import Encoded

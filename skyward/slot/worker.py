@@ -32,8 +32,9 @@ from ..topology import InstanceInfo, NetworkInfo, Rank
 from ..wire.blobs import Blob
 from ..wire.channel import ChannelClosed
 from ..wire.frames import Frame, Kind
-from ..wire.tasks import CALL_KINDS, TASK_KIND_AT, Topology
-from .execute import Cancelled, Inbox, TaskRun
+from ..wire.layout import references
+from ..wire.tasks import CALL_KINDS, TASK_HEAD, TASK_KIND_AT, Topology
+from .execute import Arrived, Cancelled, Inbox, TaskRun
 from .functions import Functions
 from .link import Link, read_blob_body
 from .runtime import Call, enter_call
@@ -141,8 +142,8 @@ class _Slot:
         self.link = link
         self.config = config
         self.failed = failed
-        self.blobs: dict[bytes, Blob] = {}
-        self.functions = Functions(self.blobs)
+        self.functions = Functions()
+        self._arrived: dict[bytes, Blob] = {}
         self.topology: Topology | None = None
         self._infos: dict[int, InstanceInfo] = {}
         self._initialized = False
@@ -151,15 +152,26 @@ class _Slot:
     def keep(self, frame: Frame) -> bool:
         """Take in what tasks stand on; False if the frame is something else."""
         if frame.kind == Kind.FUNCTION:
-            self.functions.add(frame.body[:16], frame.body[16:])
+            self.functions.add(frame.body[:16], frame.body[16:], self.blobs_of(frame, 16))
         elif frame.kind == Kind.BLOB:
             digest, size, _, _ = read_blob_body(frame.body)
-            self.blobs[digest] = Blob(digest, size, frame.fd)
+            self._arrived[digest] = Blob(digest, size, frame.fd)
         elif frame.kind == Kind.SLOT_CONFIG:
             self.topology = pickle.loads(frame.body)
         else:
             return False
         return True
+
+    def blobs_of(self, frame: Frame, start: int) -> tuple[Blob, ...]:
+        """The blobs that came before the frame because it needs them; its payload begins at `start`.
+
+        Asked when the frame is read: the next one may need the same blob, and then it comes again.
+        """
+        if not self._arrived:
+            return ()
+        names = [digest for digest, _ in references(frame.body, start)]
+        found = {digest: self._arrived.pop(digest) for digest in set(names)}
+        return tuple(found[digest] for digest in names)
 
     def call(self, frame: Frame, lane: int) -> Call:
         topology, config = self.topology, self.config
@@ -189,6 +201,7 @@ class _Slot:
     def run(
         self,
         frame: Frame,
+        blobs: tuple[Blob, ...],
         lane: int,
         guard: _Guard,
         inbox: Inbox,
@@ -205,7 +218,7 @@ class _Slot:
                 frame=frame,
                 link=self.link,
                 functions=self.functions,
-                blobs=self.blobs,
+                blobs=blobs,
                 inbox=inbox,
                 guard=guard,
                 deliver=self.config.deliver,
@@ -246,26 +259,27 @@ class _DirectInbox:
 
     def __init__(self, slot: _Slot) -> None:
         self._slot = slot
-        self.later: list[Frame] = []
+        self.later: list[Arrived] = []
 
-    def wait(self) -> Frame:
+    def wait(self) -> Arrived:
         while True:
-            frame = self._slot.link.receive()
-            if not self._put_aside(frame):
-                return frame
+            arrived = self._for_the_task(self._slot.link.receive())
+            if arrived is not None:
+                return arrived
 
-    def waiting(self) -> Iterator[Frame]:
+    def waiting(self) -> Iterator[Arrived]:
         for frame in self._slot.link.waiting():
-            if not self._put_aside(frame):
-                yield frame
+            arrived = self._for_the_task(frame)
+            if arrived is not None:
+                yield arrived
 
-    def _put_aside(self, frame: Frame) -> bool:
+    def _for_the_task(self, frame: Frame) -> Arrived | None:
         if self._slot.keep(frame):
-            return True
+            return None
         if frame.kind == Kind.TASK:
-            self.later.append(frame)
-            return True
-        return False
+            self.later.append((frame, self._slot.blobs_of(frame, TASK_HEAD.size)))
+            return None
+        return frame, self._slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ()
 
 
 def _serve_process(slot: _Slot, page: memoryview) -> None:
@@ -274,12 +288,16 @@ def _serve_process(slot: _Slot, page: memoryview) -> None:
     inbox = _DirectInbox(slot)
     slot.link.send(Kind.READY)
     while True:
-        frame = inbox.later.pop(0) if inbox.later else slot.link.receive()
-        if frame.kind != Kind.TASK:
-            slot.keep(frame)
-            continue
-        slot.run(frame, 0, guard, inbox, streams, whole_process=True)
-        slot.blobs.clear()
+        if inbox.later:
+            frame, blobs = inbox.later.pop(0)
+        else:
+            frame = slot.link.receive()
+            if frame.kind != Kind.TASK:
+                slot.keep(frame)
+                continue
+            blobs = slot.blobs_of(frame, TASK_HEAD.size)
+        slot.run(frame, blobs, 0, guard, inbox, streams, whole_process=True)
+        del blobs  # an idle slot holds no array
         if slot.config.rank is not None:
             return
 
@@ -291,12 +309,12 @@ class _QueueInbox:
     """The main thread reads the socket and hands each lane its frames."""
 
     def __init__(self) -> None:
-        self.frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self.frames: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
 
-    def wait(self) -> Frame:
+    def wait(self) -> Arrived:
         return self.frames.get()
 
-    def waiting(self) -> Iterator[Frame]:
+    def waiting(self) -> Iterator[Arrived]:
         while True:
             try:
                 yield self.frames.get_nowait()
@@ -307,21 +325,22 @@ class _QueueInbox:
 def _serve_threads(slot: _Slot, page: memoryview) -> None:
     streams = ThreadStreams(lambda task, stream, text: slot.link.send(Kind.LOG, task, text, lane=stream))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tasks: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    tasks: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
     running: dict[int, tuple[_QueueInbox, int]] = {}
 
     def lane_loop(lane: int) -> None:
         guard = _Guard(page, lane, interrupts=False)
         while True:
-            frame = tasks.get()
+            frame, blobs = tasks.get()
             inbox = running[frame.ident][0]
             running[frame.ident] = (inbox, threading.get_ident())
             try:
-                slot.run(frame, lane, guard, inbox, streams, whole_process=False)
+                slot.run(frame, blobs, lane, guard, inbox, streams, whole_process=False)
             except ChannelClosed:
                 return
             finally:
                 running.pop(frame.ident, None)
+                del blobs
 
     for lane in range(slot.config.lanes):
         threading.Thread(target=lane_loop, args=(lane,), name=f"lane-{lane}", daemon=True).start()
@@ -332,10 +351,10 @@ def _serve_threads(slot: _Slot, page: memoryview) -> None:
             continue
         if frame.kind == Kind.TASK:
             running[frame.ident] = (_QueueInbox(), 0)
-            tasks.put(frame)
+            tasks.put((frame, slot.blobs_of(frame, TASK_HEAD.size)))
         elif frame.ident in running:
             inbox, thread = running[frame.ident]
-            inbox.frames.put(frame)
+            inbox.frames.put((frame, slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ()))
             if frame.kind == Kind.CLOSE and thread:
                 _raise_in_thread(thread)
 
