@@ -46,9 +46,18 @@ class OutputReader:
             after = self._current()
             if before == after or not self._held:
                 break
-        if self._held and not self._start.startswith(self._held[-len(self._start) :]):
+        if self._held and (self.is_closed or not self._ends_within_marker()):
             text, self._held = self._held, b""
             yield after, text
+
+    def _ends_within_marker(self) -> bool:
+        """Whether the last bytes may be the beginning of a marker whose rest is still in the pipe."""
+        at = self._held.find(_HEAD[:1], max(0, len(self._held) - self._marker_size + 1))
+        while at >= 0:
+            if self._start.startswith(self._held[at : at + len(self._start)]):
+                return True
+            at = self._held.find(_HEAD[:1], at + 1)
+        return False
 
     def _read_all(self) -> bytes:
         pieces: list[bytes] = []
