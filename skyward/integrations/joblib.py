@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -31,9 +32,9 @@ from .joblib_batch import ThreadsOfSlot, run_batch, travelling
 
 __all__ = ["SkywardBackend", "joblib_backend", "sklearn_backend"]
 
-_LEAST_BATCH_S = 0.06
-"""A batch costs well under a millisecond here (several in loky): short ones leave less waiting at the end."""
-_WAYS_PER_BATCH = 5.0
+_LEAST_BATCH_S = 0.1
+"""joblib has 0.2. A batch costs about a millisecond of its slot: shorter ones leave less waiting at the end."""
+_GAPS_PER_BATCH = 5.0
 _LONGEST_AIM_S = 0.5
 
 T = TypeVar("T")
@@ -151,8 +152,9 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         self._seen: SeenArrays | None = None
         self._ended: queue.SimpleQueue[tuple[_Batch, Future[Any]] | None] | None = None
         self._elapsed_s = 0.0
+        self._last_end = 0.0
         self._completed = 0
-        self._way_s = 0.0
+        self._gap_s = 0.0
 
     # Life -----------------------------------------------------------------------------------------------------------
 
@@ -269,23 +271,31 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
             del entry, batch, future, following  # no result lives on in a thread that waits
 
     # Batch size -----------------------------------------------------------------------------------------------------
-    # joblib's rule, with two other numbers: it takes the time from sending a batch to its result for the time of the
-    # calls, which on a far machine never grows with the batch; and 0.2 s as the least worth sending.
+    # joblib's rule, with two other numbers. It takes the time from sending a batch to its result for the time of the
+    # calls; on a far machine that is long for the shortest of batches, which then stay short. And it holds 0.2 s for
+    # the least worth sending.
 
     @property
     def MIN_IDEAL_BATCH_DURATION(self) -> float:
-        """Seconds that a batch should take: many times what its way there and back costs."""
-        return min(max(_LEAST_BATCH_S, _WAYS_PER_BATCH * self._way_s), _LONGEST_AIM_S)
+        """Seconds that a batch should take: many times what a slot waits between two."""
+        return min(max(_LEAST_BATCH_S, _GAPS_PER_BATCH * self._gap_s), _LONGEST_AIM_S)
 
     def retrieve_result_callback(self, future: Future[tuple[float, list[Any]]]) -> list[Any]:
         self._elapsed_s, values = future.result()
         return values
 
     def batch_completed(self, batch_size: int, duration: float) -> None:
-        # In the thread that has just retrieved the result. The first batches also import, so their way says nothing;
-        # and a way may include waiting for a slot, so the shortest one counts.
-        self._completed += 1
-        if self._completed > 2 * self._limit:
-            way_s = max(duration - self._elapsed_s, 0.0)
-            self._way_s = min(self._way_s or way_s, way_s)
+        # In the thread that has just retrieved the result.
+        self._measure_gap()
         super().batch_completed(batch_size, self._elapsed_s)
+
+    def _measure_gap(self) -> None:
+        """While batches wait for slots, a slot's time is that of its calls and of the gaps between them."""
+        now = time.monotonic()
+        between_s, self._last_end = now - self._last_end, now
+        self._completed += 1
+        has_settled = self._completed > 2 * self._limit  # the first batches also import
+        if has_settled and len(self._running) >= self._limit:
+            sample = self._limit * between_s - self._elapsed_s
+            # Slowly: slots that started together end together, and the gap of one is then seen as that of all.
+            self._gap_s += (sample - self._gap_s) / (8 * self._limit)

@@ -148,7 +148,7 @@ def test_short_calls_are_sent_in_batches(on_pool: sky.ComputePool) -> None:
 
 def test_long_calls_are_not(on_pool: sky.ComputePool) -> None:
     parallel = Parallel()
-    parallel(delayed(time.sleep)(0.08) for _ in range(3 * SLOTS))
+    parallel(delayed(time.sleep)(0.12) for _ in range(3 * SLOTS))
     assert parallel.n_dispatched_batches == 3 * SLOTS
 
 
@@ -185,20 +185,19 @@ class FarPool:
         self._slots = ThreadPoolExecutor(2)
 
     def submit_sharing(self, pending: Any, seen: Any) -> Future[Any]:
-        answer: Future[Any] = Future()
-
-        def run() -> None:
+        def run() -> Any:
+            time.sleep(0.05)
             value = pending.fn.local(*pending.args)
-            threading.Timer(0.05, answer.set_result, [value]).start()
+            time.sleep(0.05)
+            return value
 
-        threading.Timer(0.05, self._slots.submit, [run]).start()
-        return answer
+        return self._slots.submit(run)
 
 
-def test_batches_for_a_far_pool_take_longer_than_the_way_there() -> None:
+def test_batches_for_a_far_pool_are_longer() -> None:
     parallel = Parallel(backend=SkywardBackend(pool=FarPool()))
-    assert parallel(delayed(square)(i) for i in range(20_000)) == [i * i for i in range(20_000)]
-    assert parallel.n_dispatched_batches < 100
+    parallel(delayed(time.sleep)(0.002) for _ in range(1500))
+    assert parallel.n_dispatched_batches < 80  # on a near pool, 94
 
 
 # The context ----------------------------------------------------------------------------------------------------------
