@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -26,6 +27,8 @@ __all__ = ["Chunk", "MapRun", "check_chunk"]
 
 TARGET_NS = 25_000_000
 """Nanoseconds of work in a chunk: long against a round trip, short against a progress bar's patience."""
+LEAST_NS = 2_000_000
+"""Nanoseconds of work in a chunk at least, if there is that much: several times what sending one costs."""
 GROWTH = 64
 _MAX_ITEMS = 1 << 16
 _AHEAD = 2
@@ -106,6 +109,7 @@ class MapRun:
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._open: dict[int, _ChunkTask] = {}
         self._item_ns: float | None = None
+        self._timed_ns = self._timed_items = 0.0
         self._last_size = 1
         self._next_index = 0
         self._taken = 0
@@ -115,6 +119,12 @@ class MapRun:
 
     def results(self) -> Iterator[Any]:
         """Values in order (or as they come). Raises what the first failing call raised; the others are cancelled."""
+        with closing(self.lists()) as lists:
+            for ready in lists:
+                yield from ready
+
+    def lists(self) -> Generator[list[Any], None, None]:
+        """`results`, as they arrive: some at a time."""
         waiting: dict[int, list[Any]] = {}
         try:
             self._fill()
@@ -124,7 +134,7 @@ class MapRun:
                     while self._taken in waiting:
                         ready = waiting.pop(self._taken)
                         self._taken += len(ready)
-                        yield from ready
+                        yield ready
                 self._fill()
             if self._input_error is not None:
                 raise self._input_error
@@ -178,7 +188,9 @@ class MapRun:
             return 1
         size = min(int(TARGET_NS / max(self._item_ns, 1.0)), self._last_size * GROWTH, _MAX_ITEMS)
         if self._left is not None:
-            size = min(size, -(-self._left // (self._slots * _AHEAD)))
+            # Smaller towards the end, so that all slots end together; but not so small that sending costs more.
+            least = int(LEAST_NS / max(self._item_ns, 1.0))
+            size = min(size, max(least, -(-self._left // (self._slots * _AHEAD))))
         elif self._is_lazy:
             size = min(size, 1024)
         return max(1, size)
@@ -230,8 +242,10 @@ class MapRun:
         raise said
 
     def _measure(self, elapsed_ns: int, count: int) -> None:
-        each = elapsed_ns / count
-        self._item_ns = each if self._item_ns is None else 0.5 * (self._item_ns + each)
+        # By the number of calls, so that a small chunk, most of whose time is not its calls', says little.
+        self._timed_ns = 0.5 * self._timed_ns + elapsed_ns
+        self._timed_items = 0.5 * self._timed_items + count
+        self._item_ns = self._timed_ns / self._timed_items
         self._last_size = max(self._last_size, count)
 
     def _decoded(self, values: list[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import inspect
 import os
 import sys
@@ -441,7 +442,9 @@ class ComputePool:
             return_exceptions: a call that raises has its exception in the place of its value. Otherwise the first
                 error is raised and the other calls are cancelled. An error of the input is always raised.
         """
-        return list(self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False))
+        run = self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False)
+        with contextlib.closing(run.lists()) as lists:
+            return list(itertools.chain.from_iterable(lists))
 
     @overload
     def imap(
@@ -473,7 +476,7 @@ class ComputePool:
 
         Closing the iterator (or dropping it) cancels what is on its way.
         """
-        return self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=True)
+        return self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=True).results()
 
     def _map(
         self,
@@ -484,7 +487,7 @@ class ComputePool:
         return_exceptions: bool,
         *,
         is_lazy: bool,
-    ) -> Iterator[Any]:
+    ) -> MapRun:
         engine, dispatch = self._running()
         check_chunk(chunk)
         if not iterables:
@@ -511,7 +514,7 @@ class ComputePool:
             return_exceptions=return_exceptions,
             is_lazy=is_lazy,
             max_inflight=self._max_inflight,
-        ).results()
+        )
 
     def executor(self) -> PoolExecutor:
         """A standard `concurrent.futures.Executor` on this pool."""

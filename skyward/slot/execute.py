@@ -50,7 +50,10 @@ class Guard(Protocol):
 
     def user_code(self) -> contextlib.AbstractContextManager[None]: ...
     def our_code(self) -> contextlib.AbstractContextManager[None]: ...
-    def set_index(self, index: int) -> None: ...
+    @property
+    def index_cell(self) -> tuple[memoryview, int]:
+        """Where the offset of each call of a chunk is written when it begins."""
+        ...
 
 
 def put_result_blob(data: memoryview) -> Blob:
@@ -127,12 +130,12 @@ class TaskRun:
         items, star, return_exceptions = payload
         results: list[Any] = []
         sent = 0
-        set_index = self.guard.set_index
+        page, index_at = self.guard.index_cell
         clock = time.perf_counter_ns
         flush_at = clock() + FLUSH_NS
         with self.guard.user_code():
             for offset, item in enumerate(items):
-                set_index(offset)
+                page[index_at] = offset
                 try:
                     results.append(function(*item) if star else function(item))
                 except Exception as error:

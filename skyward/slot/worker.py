@@ -131,8 +131,9 @@ class _Guard:
     def end(self) -> None:
         self._page[self._base + CURRENT] = 0
 
-    def set_index(self, index: int) -> None:
-        self._page[self._base + INDEX] = index
+    @property
+    def index_cell(self) -> tuple[memoryview, int]:
+        return self._page, self._base + INDEX
 
 
 class _Slot:

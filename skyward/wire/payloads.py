@@ -94,8 +94,10 @@ def _is_plain(value: Any, depth: int) -> bool:
     if depth == 0:
         return False
     if kind is tuple or kind is list:
+        if _ATOMS.issuperset(map(type, value)):
+            return True
         if len(value) > _PLAIN_LENGTH or depth == 1:
-            return {type(v) for v in value} <= _ATOMS
+            return False
         return all(_is_plain(v, depth - 1) for v in value)
     if kind is dict:
         return len(value) <= _PLAIN_LENGTH and _is_plain(list(value), 1) and _is_plain(list(value.values()), depth - 1)
