@@ -8,7 +8,7 @@ slot that dies is not lost as a whole: results that were sent stay, calls that h
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
