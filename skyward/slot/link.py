@@ -31,8 +31,7 @@ def read_blob_body(body: bytes) -> tuple[bytes, int, int, bytes]:
 class Link:
     """Frames over a blocking socket. Any thread may send; one reads.
 
-    A frame must never be cut in two by an exception: the worker's signal handler raises only while user code runs
-    and `is_busy` is False.
+    A frame must never be cut in two by an exception: the worker's signal handler raises only while user code runs.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -41,7 +40,6 @@ class Link:
         self._parser = FrameParser()
         self._read: deque[Frame] = deque()
         self._lock = threading.Lock()
-        self.is_busy = False
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> None:
         with self._lock:

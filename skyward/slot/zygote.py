@@ -64,6 +64,7 @@ def main(fd: int) -> None:
 
 def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
     sys.path[:] = config.path
+    sys.argv[:] = [""]  # as in an interactive session: ours would mislead a library that parses it
     with _one_thread_each():
         for module in config.preload:
             # A module that fails to import fails again, in words, in the rank that needs it.
