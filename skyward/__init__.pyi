@@ -26,3 +26,32 @@ from .slot.runtime import is_head as is_head
 from .slot.runtime import once as once
 from .slot.sharding import shard as shard
 from .topology import InstanceInfo as InstanceInfo
+
+__all__ = [
+    "__version__",
+    "Accelerator",
+    "AllocationStrategy",
+    "CallOptions",
+    "ComputeFunction",
+    "ComputePool",
+    "DEFAULT_IMAGE",
+    "Future",
+    "Image",
+    "InstanceInfo",
+    "Local",
+    "LogLine",
+    "PendingCompute",
+    "PendingComputeGroup",
+    "accelerators",
+    "compute",
+    "errors",
+    "gather",
+    "instance_info",
+    "integrations",
+    "is_head",
+    "once",
+    "shard",
+    "silent",
+    "stderr",
+    "stdout",
+]

@@ -53,14 +53,10 @@ def test_what_users_must_not_write_is_refused_and_nothing_else(cache: Path) -> N
 
 def test_the_stub_names_what_the_package_has() -> None:
     tree = ast.parse((ROOT / "skyward" / "__init__.pyi").read_text())
-    exported = {
-        alias.asname
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname
-    }
-    assert exported == set(skyward.__all__)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    (listed,) = [ast.literal_eval(node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    assert {alias.asname for node in imports for alias in node.names} == set(skyward.__all__)
+    assert listed == list(skyward.__all__)
 
 
 def test_the_stub_takes_each_name_from_where_the_package_does() -> None:

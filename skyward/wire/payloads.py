@@ -136,14 +136,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
 
 
 def _with_large_bytes(value: Any, depth: int = 3) -> Any:
-    """`value` with large bytes objects marked, in the containers a call's arguments are likely to hold them in."""
+    """`value` with large bytes objects marked, in the containers a call's arguments are likely to hold them in.
+
+    A container without any is itself, so that what is shared stays shared.
+    """
     kind = type(value)
     if kind in (bytes, bytearray):
         return _LargeBytes(value) if len(value) >= INLINE_LIMIT else value
     if depth and kind in (tuple, list) and any(type(v) in _BYTES_HOLDERS for v in value):
-        return kind(_with_large_bytes(v, depth - 1) for v in value)
+        items = [_with_large_bytes(v, depth - 1) for v in value]
+        return kind(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
     if depth and kind is dict and any(type(v) in _BYTES_HOLDERS for v in value.values()):
-        return {k: _with_large_bytes(v, depth - 1) for k, v in value.items()}
+        marked = {k: _with_large_bytes(v, depth - 1) for k, v in value.items()}
+        return marked if any(marked[k] is not v for k, v in value.items()) else value
     return value
 
 

@@ -57,11 +57,10 @@ def test_dropping_all_closes_all(tmp_path: Path, limit: int) -> None:
     blobs = NodeBlobs(str(tmp_path), limit)
     digests = []
     for number in range(10):
-        made = blob(bytes([number]) * 1000)
-        digests.append(made.digest)
-        blobs.add(made)
-        blobs.add(blob(bytes([number]) * 1000))  # it came twice
-    del made
+        blobs.add(blob(bytes([number]) * 1000))
+        again = blob(bytes([number]) * 1000)
+        digests.append(again.digest)
+        blobs.add(again)  # it came twice
     assert open_files() == before + 10
     for digest in digests:
         blobs.drop(digest)

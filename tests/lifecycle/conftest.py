@@ -27,9 +27,11 @@ MARK = "SKYWARD_TEST_MARK"
 ROOT = Path(__file__).parent.parent.parent
 GONE_LIMIT_S = 15.0
 PREAMBLE = """
-import os, subprocess, sys, threading, time
+import os, signal, subprocess, sys, threading, time
 from pathlib import Path
 import skyward as sky
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
 
 here = Path(sys.argv[1])
 

@@ -277,7 +277,7 @@ def test_a_gang_fails_when_its_head_is_lost_before_it_began(inside: Sandbox) -> 
         agents = inside.pids("agent")
         for agent in agents:  # none can answer the request for a port
             os.kill(agent, signal.SIGSTOP)
-        killer = threading.Timer(0.3, lambda: [os.kill(agent, signal.SIGKILL) for agent in agents])
+        killer = threading.Timer(0.3, inside.kills, ["agent"])
         killer.start()
         with pytest.raises(NodeLost):
             world() @ pool

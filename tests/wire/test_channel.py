@@ -1,0 +1,138 @@
+"""Frames over real sockets that take little at a time."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from skyward.wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
+from skyward.wire.frames import Frame, Kind, pack
+
+Ends = tuple[Channel, Channel]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """Two channels whose sockets buffer as little as the kernel allows."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for sock in (ours, theirs):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    made = Channel(ours), Channel(theirs)
+    yield made
+    for channel in made:
+        channel.close()
+
+
+def receive_some(channel: Channel) -> list[Frame]:
+    try:
+        return list(channel.receive())
+    except BlockingIOError:
+        return []
+
+
+def transfer(sender: Channel, receiver: Channel) -> list[Frame]:
+    got: list[Frame] = []
+    while not sender.flush():
+        got += receive_some(receiver)
+    while more := receive_some(receiver):
+        got += more
+    return got
+
+
+def test_frames_larger_than_the_sockets_buffer_arrive_whole(ends: Ends) -> None:
+    ours, theirs = ends
+    bodies = [os.urandom(random.Random(n).choice([0, 1, 15, 5000, 200_000])) for n in range(60)]
+    for number, body in enumerate(bodies):
+        ours.queue(Kind.TASK, number, body)
+    got = transfer(ours, theirs)
+    assert [(f.ident, f.body) for f in got] == list(enumerate(bodies))
+    assert not ours.has_output
+
+
+def test_send_and_queue_keep_the_order_whatever_the_socket_takes(ends: Ends) -> None:
+    ours, theirs = ends
+    got: list[Frame] = []
+    chosen = random.Random(5)
+    for number in range(500):
+        body = bytes(chosen.choice([0, 10, 3000, 50_000]))
+        if chosen.random() < 0.5:
+            ours.send(pack(Kind.TASK, number, body))
+        else:
+            ours.queue(Kind.TASK, number, body)
+        if chosen.random() < 0.3:
+            got += receive_some(theirs)
+    got += transfer(ours, theirs)
+    assert [f.ident for f in got] == list(range(500))
+
+
+def test_a_full_socket_says_so_and_loses_nothing(ends: Ends) -> None:
+    ours, theirs = ends
+    ours.queue(Kind.TASK, 1, bytes(300_000))
+    assert not ours.flush()
+    assert ours.has_output
+    assert len(transfer(ours, theirs)) == 1
+
+
+def test_control_overtakes_results_and_results_overtake_blobs(ends: Ends) -> None:
+    ours, theirs = ends
+    ours.queue(Kind.TASK, 1, bytes(300_000), priority=BLOBS)
+    ours.flush()  # it is on its way, and a frame is never cut
+    for ident, priority in enumerate((BLOBS, RESULTS, CONTROL), 2):
+        ours.queue(Kind.TASK, ident, b"", priority=priority)
+    assert [f.ident for f in transfer(ours, theirs)] == [1, 4, 3, 2]
+
+
+def test_descriptors_arrive_with_their_frames_through_a_full_socket(ends: Ends) -> None:
+    ours, theirs = ends
+    for number in range(40):
+        fd = os.memfd_create("test")
+        os.write(fd, b"%d" % number)
+        ours.queue(Kind.BLOB, number, bytes(20_000), fd=fd)
+        os.close(fd)  # the channel has its own
+        ours.queue(Kind.TASK, 1000 + number, bytes(9000))
+    got = transfer(ours, theirs)
+    assert [f.ident for f in got] == [n for number in range(40) for n in (number, 1000 + number)]
+    for frame in got:
+        assert (frame.fd >= 0) == (frame.kind == Kind.BLOB)
+        if frame.fd >= 0:
+            assert os.pread(frame.fd, 10, 0) == b"%d" % frame.ident
+            assert not os.get_inheritable(frame.fd)
+            os.close(frame.fd)
+
+
+def test_closing_closes_what_was_not_sent(ends: Ends) -> None:
+    ours, _ = ends
+    before = len(os.listdir("/proc/self/fd"))
+    fd = os.memfd_create("test")
+    for _ in range(5):
+        ours.queue(Kind.BLOB, 1, b"", fd=fd)
+    os.close(fd)
+    ours.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_a_peer_that_is_gone_is_told_to_sender_and_reader(ends: Ends) -> None:
+    ours, theirs = ends
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        list(ours.receive())
+    ours.queue(Kind.TASK, 1, b"x")
+    with pytest.raises(ChannelClosed):
+        ours.flush()
+    with pytest.raises(ChannelClosed):
+        ours.send(pack(Kind.TASK, 2, b"x"))
+
+
+def test_what_a_peer_sent_before_it_went_is_read_first(ends: Ends) -> None:
+    ours, theirs = ends
+    theirs.queue(Kind.SHUTDOWN)
+    ours.queue(Kind.TASK, 1, b"never read")
+    assert theirs.flush()
+    ours.flush()
+    theirs.close()
+    assert [f.kind for f in ours.receive()] == [Kind.SHUTDOWN]

@@ -1,0 +1,190 @@
+"""Values that go through `encode` and `decode`."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyward.wire.blobs import Blob
+from skyward.wire.frames import INLINE_LIMIT, MAX_BODY
+from skyward.wire.payloads import Encoded, decode, encode, parse
+
+Point = namedtuple("Point", "x y")  # noqa: PYI024  # the kind that users have
+
+
+@dataclass
+class Record:
+    name: str
+    data: Any
+
+
+def round_trip(value: Any) -> Any:
+    encoded = encode(value, Blob.snapshot)
+    assert len(encoded.body) <= MAX_BODY
+    return received(encoded)
+
+
+def received(encoded: Encoded) -> Any:
+    parsed = parse(encoded.body)
+    assert parsed.references == tuple((blob.digest, blob.size) for blob in encoded.blobs)
+    return decode(parsed, encoded.blobs)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(value=plain)
+def test_plain_values_come_back_equal_and_of_their_type(value: Any) -> None:
+    back = round_trip(value)
+    assert back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1, 2},
+        frozenset({3}),
+        Point(1, 2),
+        [Point(1, 2)],
+        OrderedDict(a=1),
+        defaultdict(list, {"a": [1]}),
+        Record("a", [1, 2]),
+        {"k": Record("b", None)},
+        decimal.Decimal("1.10"),
+        datetime.datetime(2020, 1, 2, tzinfo=datetime.UTC),
+        range(3),
+        1 + 2j,
+        (1, (2, [3, {"a": (4,)}])),
+        np.float32(1.5),
+        len,
+        Record,
+        float("inf"),
+    ],
+    ids=repr,
+)
+def test_other_values_come_back_equal_and_of_their_type(value: Any) -> None:
+    back = round_trip(value)
+    assert back == value
+    assert type(back) is type(value)
+
+
+def test_shared_and_circular_references_stay() -> None:
+    shared = [1]
+    for one in (shared, [shared], {"k": [shared]}, [np.zeros(100_000), shared]):
+        back = round_trip([one, one, Record("r", one)])
+        assert back[0] is back[1]
+        assert back[0] is back[2].data
+    circle: list[Any] = []
+    circle.append(circle)
+    again = round_trip(circle)
+    assert again[0] is again
+    assert math.isnan(round_trip(float("nan")))
+
+
+@pytest.mark.parametrize("size", [0, 1, INLINE_LIMIT - 1, INLINE_LIMIT, INLINE_LIMIT + 1, 1_000_000])
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: (v, 1), lambda v: {"k": [v, v]}, lambda v: Record("r", v)])
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_bytes_of_any_size_anywhere(size: int, wrap: Callable[[Any], Any], kind: Callable[[bytes], Any]) -> None:
+    value = wrap(kind(bytes(range(256)) * (size // 256) + bytes(size % 256)))
+    back = round_trip(value)
+    assert back == value
+
+
+def test_text_larger_than_a_frame_is_a_blob() -> None:
+    text = "x" * 1_000_000
+    encoded = encode(text, Blob.snapshot)
+    assert len(encoded.body) < 1000
+    assert received(encoded) == text
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i4", "f8", "c16", "M8[s]", "U3", "S5", "?"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_any_type_and_order(dtype: str, order: Any) -> None:
+    large = np.zeros((400, 1000), dtype=dtype, order=order)
+    small = np.ones((2, 3), dtype=dtype, order=order)
+    for array in (large, small, large[::2, ::3], large[:0], large.T):
+        back = round_trip(array)
+        assert back.dtype == array.dtype
+        assert np.array_equal(back, array)
+
+
+def test_a_large_array_is_not_in_the_frame_and_may_be_written() -> None:
+    array = np.arange(1_000_000, dtype=np.float64)
+    encoded = encode({"a": array}, Blob.snapshot)
+    assert len(encoded.body) < 1000
+    assert [blob.size for blob in encoded.blobs] == [array.nbytes]
+    first, second = received(encoded)["a"], received(encoded)["a"]
+    first[:] = -1
+    assert np.array_equal(second, array), "mappings are private"
+    assert second.flags.writeable
+
+
+def test_a_read_only_array_and_a_view_come_back_equal() -> None:
+    array = np.arange(500_000)
+    array.flags.writeable = False
+    assert np.array_equal(round_trip(array), array)
+    assert np.array_equal(round_trip(memoryview(bytes(600_000)).tobytes()), bytes(600_000))
+
+
+def test_object_arrays_travel_in_the_pickle() -> None:
+    array = np.array([{"a": 1}, [2], None], dtype=object)
+    assert list(round_trip(array)) == list(array)
+
+
+def test_what_cannot_be_pickled_says_so() -> None:
+    import threading
+
+    with pytest.raises(TypeError, match="cannot pickle"):
+        encode([threading.Lock()], Blob.snapshot)
+
+
+def test_the_time_it_took_is_written_over() -> None:
+    encoded = encode([1, 2], Blob.snapshot)
+    parsed = parse(encoded.with_elapsed(12345))
+    assert parsed.elapsed_ns == 12345
+    assert decode(parsed, ()) == [1, 2]
+
+
+class TestTorch:
+    torch = pytest.importorskip("torch")
+
+    def test_tensors_come_back_equal_and_writable(self) -> None:
+        torch = self.torch
+        for tensor in (torch.arange(1_000_000), torch.ones(3), torch.zeros(0), torch.ones(600, 600).t()[::2]):
+            back = round_trip(tensor)
+            assert torch.equal(back, tensor)
+            assert back.dtype == tensor.dtype
+            back += 1
+
+    def test_a_large_tensor_is_not_in_the_frame(self) -> None:
+        encoded = encode(self.torch.zeros(1_000_000), Blob.snapshot)
+        assert len(encoded.body) < 2000
+        assert len(encoded.blobs) == 1
+
+    def test_views_of_one_tensor_share_memory_on_the_other_side(self) -> None:
+        base = self.torch.zeros(1000, 1000)
+        whole, row = round_trip((base, base[3]))
+        row += 1
+        assert whole[3].sum() == 1000
+        assert len(encode((base, base[3]), Blob.snapshot).blobs) == 1
+
+    def test_parameters_and_modules_come_back(self) -> None:
+        layer = self.torch.nn.Linear(400, 400)
+        back = round_trip(layer)
+        assert self.torch.equal(back.weight, layer.weight)
+        assert back.weight.requires_grad
