@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
-import itertools
 import inspect
+import itertools
 import os
 import sys
 import threading
-import tomllib
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +32,7 @@ from .cluster.direct import DirectEngine
 from .cluster.future import Future
 from .cluster.keeper import Keeper
 from .cluster.link import connect
+from .config import pool_fields
 from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, PoolClosed, UsageError
 from .executor import PoolExecutor
@@ -41,8 +40,9 @@ from .image import DEFAULT_IMAGE, Image
 from .logs import printer
 from .machine import LogSink, Machine, Offer, PoolSpec
 from .mapping import Chunk, MapRun, check_chunk
-from .providers import load
+from .options import check_above_zero, check_choice, check_count, translated
 from .providers.base import Provider
+from .waiting import joined, streamed, value_of, values_of
 from .wire.frames import INLINE_LIMIT, Kind, pack
 from .wire.seen import SeenArrays
 
@@ -50,16 +50,6 @@ __all__ = ["ComputePool"]
 
 T = TypeVar("T")
 
-_ALIASES = {
-    "memory_gb": "memory_gib",
-    "logging": "logs",
-    "default_compute_timeout": "default_timeout_s",
-    "provision_timeout": "provision_timeout_s",
-}
-_REFUSED = {
-    "ttl": "leases replace it: nodes end when the `with` block or this process ends, and never by the clock, "
-    "so a ten-hour run lives and a forgotten machine dies in minutes",
-}
 _MAX_REPLACEMENTS = 16
 
 
@@ -129,19 +119,20 @@ class ComputePool:
     ) -> None:
         if aliases:
             given = {k: v for k, v in locals().items() if k not in ("self", "provider", "aliases", "__class__")}
-            self.__init__(provider, **{**given, **_translated(aliases, given)})  # type: ignore[misc]
+            defaults = inspect.signature(ComputePool).parameters
+            self.__init__(provider, **{**given, **translated(aliases, given, defaults)})  # type: ignore[misc]
             return
-        _check_count("nodes", nodes)
-        _check_count("concurrency", concurrency)
-        _check_choice("executor", executor, ("process", "thread"))
-        _check_choice("architecture", architecture, (None, "x86_64", "arm64"))
+        check_count("nodes", nodes)
+        check_count("concurrency", concurrency)
+        check_choice("executor", executor, ("process", "thread"))
+        check_choice("architecture", architecture, (None, "x86_64", "arm64"))
         for field, count in (("max_inflight", max_inflight), ("vcpus", vcpus)):
             if count is not None:
-                _check_count(field, count)
-        _check_above_zero("memory_gib", memory_gib, "GiB")
-        _check_above_zero("max_hourly_cost", max_hourly_cost, "USD per hour")
-        _check_above_zero("default_timeout_s", default_timeout_s, "seconds")
-        _check_above_zero("provision_timeout_s", provision_timeout_s, "seconds")
+                check_count(field, count)
+        check_above_zero("memory_gib", memory_gib, "GiB")
+        check_above_zero("max_hourly_cost", max_hourly_cost, "USD per hour")
+        check_above_zero("default_timeout_s", default_timeout_s, "seconds")
+        check_above_zero("provision_timeout_s", provision_timeout_s, "seconds")
         if not hasattr(provider, "launch"):
             raise UsageError(f"provider: {provider!r} is not a provider; give sky.Local(), for example")
         if initializer is not None and not callable(initializer):
@@ -193,16 +184,7 @@ class ComputePool:
 
         Raises UsageError when there is no such pool.
         """
-        config = _merged(_toml("~/.skyward/defaults.toml"), _toml("skyward.toml"))
-        pools = config.get("pools", {})
-        if name not in pools:
-            known = ", ".join(sorted(pools)) or "none"
-            raise UsageError(f"pool {name!r} is in neither ./skyward.toml nor ~/.skyward/defaults.toml; there: {known}")
-        fields = dict(pools[name])
-        provider = dict(config.get("providers", {}).get(fields.get("provider", ""), {"type": fields.get("provider")}))
-        fields["provider"] = _from_table(load(str(provider.pop("type"))), provider, f"the provider of pool {name!r}")
-        if "image" in fields:
-            fields["image"] = _from_table(Image, fields["image"], f"the image of pool {name!r}")
+        fields = pool_fields(name)
         return cls(**{**fields, **overrides})
 
     Named = named
@@ -361,7 +343,7 @@ class ComputePool:
             Whatever the function raised, as itself; NodeLost, SlotLost, TaskTimeout, TaskError.
         """
         future: Future[T] = self._running()[1].on_one_node(pending, leads=True)
-        return _value(future)
+        return value_of(future)
 
     def submit(self, pending: PendingCompute[T]) -> Future[T]:
         """Run the call on one node; a future of its value: `pending > pool`."""
@@ -382,21 +364,21 @@ class ComputePool:
         """
         futures = self._running()[1].on_all_nodes(pending)
         if pending.fn.launch.is_gang:
-            values: list[T] = _value(futures[0])
+            values: list[T] = value_of(futures[0])
             return values
-        return _values(futures)
+        return values_of(futures)
 
     def run_group(self, group: PendingComputeGroup) -> Any:
         """Run the calls in parallel: a tuple of values, or an iterator if the group streams."""
         futures = [self.submit(pending) for pending in group]
         if group.stream:
-            return _streamed(futures, ordered=group.ordered)
-        return tuple(_values(futures))
+            return streamed(futures, ordered=group.ordered)
+        return tuple(values_of(futures))
 
     def submit_group(self, group: PendingComputeGroup) -> Future[tuple[Any, ...]]:
         """A future of the tuple of values. Cancelling it cancels all calls."""
         futures = [self.submit(pending) for pending in group]
-        return _joined(futures)
+        return joined(futures)
 
     async def run_async(self, pending: PendingCompute[T] | PendingComputeGroup) -> Any:
         """`run` for asyncio: the event loop goes on meanwhile, and cancelling the await stops the call."""
@@ -522,101 +504,6 @@ class ComputePool:
         return PoolExecutor(self)
 
 
-def _value(future: Future[T]) -> T:
-    """Wait for the value; whatever interrupts the wait (Ctrl-C) stops the call."""
-    try:
-        return future.result()
-    finally:
-        if not future.done():
-            future.cancel()
-        del future
-
-
-def _values(futures: list[Future[T]]) -> list[T]:
-    """All values in order; the first error, by time, stops the others and is raised."""
-    try:
-        concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
-        for future in futures:
-            if future.done() and not future.cancelled():
-                error = future.exception()
-                if error is not None:
-                    raise error
-        return [future.result() for future in futures]
-    finally:
-        for future in futures:
-            if not future.done():
-                future.cancel()
-        del futures
-
-
-def _streamed(futures: list[Future[T]], *, ordered: bool) -> Iterator[T]:
-    """Values as they come; leaving early, or an error, stops the others."""
-    try:
-        for future in futures if ordered else concurrent.futures.as_completed(futures):
-            yield future.result()
-    finally:
-        for future in futures:
-            if not future.done():
-                future.cancel()
-
-
-def _joined(futures: list[Future[Any]]) -> Future[tuple[Any, ...]]:
-    def stop() -> None:
-        for future in futures:
-            future.cancel()
-
-    joined: Future[tuple[Any, ...]] = Future(stop)
-    left = len(futures)
-    lock = threading.Lock()
-
-    def one_done(future: concurrent.futures.Future[Any]) -> None:
-        nonlocal left
-        with lock:
-            left -= 1
-            is_last = left == 0
-        if future.cancelled():
-            joined.cancel()
-        elif (error := future.exception()) is not None:
-            joined.settle_error(error)
-            stop()
-        elif is_last:
-            joined.settle(tuple(f.result() for f in futures))
-
-    if not futures:
-        joined.settle(())
-    for future in futures:
-        future.add_done_callback(one_done)
-    return joined
-
-
-def _translated(aliases: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    defaults = inspect.signature(ComputePool).parameters
-    for name in aliases:
-        if name in _REFUSED:
-            raise UsageError(f"{name}: not an option; {_REFUSED[name]}")
-        if name not in _ALIASES:
-            raise UsageError(f"{name}: not an option of ComputePool; see help(sky.ComputePool)")
-        proper = _ALIASES[name]
-        if given[proper] != defaults[proper].default:
-            raise UsageError(f"{name}: given twice ({proper} is the same option)")
-    return {_ALIASES[name]: value for name, value in aliases.items()}
-
-
-def _check_count(field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{field}: {value!r}; it is a whole number >= 1")
-
-
-def _check_above_zero(field: str, value: float | None, unit: str) -> None:
-    if value is not None and not is_seconds(value):
-        raise UsageError(f"{field}: {value!r}; it is a number of {unit} > 0")
-
-
-def _check_choice(field: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{field}: {value!r}; it is one of {', '.join(repr(c) for c in choices)}")
-
-
 def _pickled_initializer(initializer: tuple[Callable[..., object], tuple[Any, ...]] | None) -> bytes | None:
     if initializer is None:
         return None
@@ -643,28 +530,3 @@ def _ask_to_end(machine: Machine) -> None:
         sock, _ = connect(machine.socket_path, role="client", pool="", timeout_s=1)
         with sock:
             sock.sendall(pack(Kind.SHUTDOWN))
-
-
-def _toml(path: str) -> dict[str, Any]:
-    try:
-        with open(os.path.expanduser(path), "rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError:
-        return {}
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: {error}") from error
-
-
-def _from_table(make: Callable[..., T], table: dict[str, Any], where: str) -> T:
-    try:
-        return make(**table)
-    except TypeError as error:
-        raise UsageError(f"{where}: {str(error).partition(') ')[2]}") from error
-
-
-def _merged(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in top.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged

@@ -1,0 +1,83 @@
+"""How a caller waits for futures of calls: whatever ends the wait early stops what it waited for."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from .cluster.future import Future
+
+__all__ = ["joined", "streamed", "value_of", "values_of"]
+
+T = TypeVar("T")
+
+
+def value_of(future: Future[T]) -> T:
+    """Wait for the value; whatever interrupts the wait (Ctrl-C) stops the call."""
+    try:
+        return future.result()
+    finally:
+        if not future.done():
+            future.cancel()
+        del future
+
+
+def values_of(futures: list[Future[T]]) -> list[T]:
+    """All values in order; the first error, by time, stops the others and is raised."""
+    try:
+        concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+        for future in futures:
+            if future.done() and not future.cancelled():
+                error = future.exception()
+                if error is not None:
+                    raise error
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            if not future.done():
+                future.cancel()
+        del futures
+
+
+def streamed(futures: list[Future[T]], *, ordered: bool) -> Iterator[T]:
+    """Values as they come; leaving early, or an error, stops the others."""
+    try:
+        for future in futures if ordered else concurrent.futures.as_completed(futures):
+            yield future.result()
+    finally:
+        for future in futures:
+            if not future.done():
+                future.cancel()
+
+
+def joined(futures: list[Future[Any]]) -> Future[tuple[Any, ...]]:
+    """A future of all values; the first error, or cancelling it, stops the others."""
+
+    def stop() -> None:
+        for future in futures:
+            future.cancel()
+
+    all_of_them: Future[tuple[Any, ...]] = Future(stop)
+    left = len(futures)
+    lock = threading.Lock()
+
+    def one_done(future: concurrent.futures.Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if future.cancelled():
+            all_of_them.cancel()
+        elif (error := future.exception()) is not None:
+            all_of_them.settle_error(error)
+            stop()
+        elif is_last:
+            all_of_them.settle(tuple(f.result() for f in futures))
+
+    if not futures:
+        all_of_them.settle(())
+    for future in futures:
+        future.add_done_callback(one_done)
+    return all_of_them
