@@ -130,7 +130,8 @@ class Dispatch:
             "timeout_s": self._timeout_s(options),
         }
         future: Future[Any] = Future(lambda: engine.cancel(task_id), is_strict=is_strict)
-        told = None if pending.fn.is_generator else future  # not a stream's: it must be garbage when its reader drops it
+        # Not of a stream: it must be garbage when its reader drops it.
+        told = None if pending.fn.is_generator else future
         feeds = tuple(
             InputFeed(engine, task_id, lane, source, self._store.put, told) for lane, source in enumerate(sources)
         )
