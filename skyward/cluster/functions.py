@@ -73,7 +73,10 @@ class Fingerprint:
                 or function.__dict__
             ):
                 return False
-        return all(cell.cell_contents is value for cell, value in self.cells)
+        try:
+            return all(cell.cell_contents is value for cell, value in self.cells)
+        except ValueError:  # a cell was emptied
+            return False
 
 
 def fingerprint(function: Any) -> Fingerprint | None:
@@ -107,7 +110,8 @@ def _is_importable(named: Any, obj: Any) -> bool:
 
 def _add_parts(function: types.FunctionType, made: Fingerprint, seen: set[int]) -> bool:
     defaults, kwdefaults = function.__defaults__, function.__kwdefaults__
-    made.functions.append((function, function.__code__, defaults, kwdefaults))
+    # A copy: the dictionary may be written to in place.
+    made.functions.append((function, function.__code__, defaults, kwdefaults and dict(kwdefaults)))
     parts: list[Any] = [*(defaults or ()), *(kwdefaults or {}).values()]
     for name in _global_names(function.__code__):
         value = function.__globals__.get(name, _MISSING)

@@ -118,6 +118,9 @@ class Future(concurrent.futures.Future[T]):
             value: Any = super().result(timeout)
         except _Remote as held:
             remote = held.error
+        except BaseException:
+            del self  # no reference cycle through the traceback
+            raise
         else:
             if type(value) is not Undecoded:
                 return value  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +27,12 @@ MARK = "SKYWARD_TEST_MARK"
 ROOT = Path(__file__).parent.parent.parent
 GONE_LIMIT_S = 15.0
 PREAMBLE = """
-import os, signal, subprocess, sys, threading, time
+import faulthandler, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 import skyward as sky
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+faulthandler.register(signal.SIGUSR1)
 
 here = Path(sys.argv[1])
 
@@ -62,14 +63,6 @@ class Process:
     pid: int
     parent: int
     command: str
-
-
-def wait_until(is_true: Callable[[], object], what: str, limit_s: float = GONE_LIMIT_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not is_true():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{limit_s:.0f} s passed, and still not: {what}")
-        time.sleep(0.01)
 
 
 def _processes_with(mark: str) -> list[Process]:
@@ -109,6 +102,13 @@ class Client:
     def errors(self) -> str:
         return self._errors.read_text()
 
+    def state(self) -> str:
+        """For a failing test: how it ended, or where its threads are."""
+        if self.process.poll() is None:
+            self.send(signal.SIGUSR1)
+            time.sleep(0.5)
+        return f"client {self.pid}, exit code {self.process.returncode}, its stderr:\n{self.errors}"
+
     def says(self, word: str, limit_s: float = 30.0) -> None:
         """Wait until it prints this very line."""
         deadline = time.monotonic() + limit_s
@@ -116,7 +116,7 @@ class Client:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                pytest.fail(f"the client did not say {word!r} within {limit_s:.0f} s; its stderr:\n{self.errors}")
+                pytest.fail(f"the client did not say {word!r} within {limit_s:.0f} s; {self.state()}")
             if line == word:
                 return
             if line is None:
@@ -127,7 +127,7 @@ class Client:
         try:
             code = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"the client still runs after {limit_s:.0f} s; its stderr:\n{self.errors}")
+            pytest.fail(f"it still runs after {limit_s:.0f} s: {self.state()}")
         self._reader.join(10)
         lines = []
         while (line := self._lines.get()) is not None:
@@ -179,7 +179,13 @@ class Sandbox:
         return (self.folder / name).exists()
 
     def waits_for(self, name: str) -> None:
-        wait_until(lambda: self.exists(name), f"the file {name!r} was made", 30)
+        deadline = time.monotonic() + 30
+        while not self.exists(name):
+            has_ended = any(client.process.poll() is not None for client in self.clients)
+            if (has_ended and not self.exists(name)) or time.monotonic() > deadline:
+                states = "\n".join(client.state() for client in self.clients)
+                pytest.fail(f"the file {name!r} was not made; {states}\nalive: {self.processes()}")
+            time.sleep(0.01)
 
     def processes(self) -> list[Process]:
         return _processes_with(self.mark)
