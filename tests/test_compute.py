@@ -70,7 +70,8 @@ for send in (lambda: call >> sky, lambda: call > sky, lambda: call @ sky):
         print(error)
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert [line[:61] for line in said.splitlines()] == ["no pool is open here: write `with sky.ComputePool(provider=sk"] * 3
+    beginning = "no pool is open here: write `with sky.ComputePool(provider=sk"
+    assert [line[: len(beginning)] for line in said.splitlines()] == [beginning] * 3
 
 
 @pytest.mark.parametrize("target", [None, 3, "pool", pytest])
@@ -125,7 +126,7 @@ def test_timeout_of_the_wrong_kind_is_refused_by_name() -> None:
 
 def test_decorating_twice_says_what_to_do() -> None:
     with pytest.raises(UsageError, match="decorated already; use .with_options"):
-        sky.compute(add)  # type: ignore[arg-type]
+        sky.compute(add)
 
 
 def test_decorating_what_is_no_function_is_refused() -> None:

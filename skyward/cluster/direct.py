@@ -3,6 +3,9 @@
 Threads: any thread may submit and cancel. One I/O thread reads all channels and keeps the deadlines. A submitting
 thread writes to the socket itself, so that a call costs one change of thread and not two. Everything below `_lock`
 is short and does no I/O that can block; what tells the user something runs after the lock was released.
+
+It is long because all of it changes the same books (tasks, gangs, links) under one lock. What can stand alone does:
+scheduler, watcher, link, gang, logs, interrupts.
 """
 
 from __future__ import annotations
