@@ -115,6 +115,7 @@ class ComputeFunction(Generic[P, T_co]):
 
     fn: Callable[P, T_co]
     options: CallOptions
+    __name__: str
 
     def __init__(self, fn: Callable[P, T_co], options: CallOptions) -> None:
         functools.update_wrapper(self, fn)

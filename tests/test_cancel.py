@@ -173,7 +173,7 @@ def test_cancelling_the_await_stops_the_call(pool: sky.ComputePool, tmp_path: Pa
 
     async def main() -> None:
         waiting = asyncio.create_task(pool.run_async(wait_for_ever(notes)))
-        while not lines_of(notes):
+        while not lines_of(notes):  # noqa: ASYNC110  # another process writes them
             await asyncio.sleep(0.005)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

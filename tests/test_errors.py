@@ -96,7 +96,7 @@ class TestTheUsersOwn:
     def test_cause_context_and_notes_arrive(self, pool: sky.ComputePool) -> None:
         def fail() -> None:
             try:
-                {}["missing"]
+                dict[str, int]()["missing"]
             except KeyError as error:
                 outer = ValueError("outer")
                 outer.add_note("look at the map")
@@ -109,7 +109,7 @@ class TestTheUsersOwn:
 
         def fail_in_handler() -> None:
             try:
-                {}["missing"]
+                dict[str, int]()["missing"]
             except KeyError:
                 raise ValueError("while handling")  # noqa: B904
 
@@ -117,7 +117,7 @@ class TestTheUsersOwn:
 
     def test_built_in_ones_keep_their_fields(self, pool: sky.ComputePool) -> None:
         def no_file() -> None:
-            open("/nowhere/at/all")
+            open("/nowhere/at/all")  # noqa: SIM115
 
         def no_name() -> None:
             undefined_name  # type: ignore[name-defined]  # noqa: B018, F821
@@ -180,7 +180,7 @@ class TestTheUsersOwn:
         for _ in range(2):
             with pytest.raises(ValueError, match="again") as caught:
                 future.result(timeout=20)
-        assert len(caught.value.__notes__) == 1
+            assert len(caught.value.__notes__) == 1
 
     def test_returning_an_exception_is_returning(self, pool: sky.ComputePool) -> None:
         def give() -> Exception:
@@ -291,7 +291,7 @@ class TestWhatCannotTravel:
             use(1, threading.Lock()) >> pool
         assert caught.value.argument == "argument 2 (a lock)"
         with pytest.raises(ArgumentNotPicklable, match=r"argument 'c' \(a lock\)"):
-            use(1, 2, c=threading.Lock()) > pool
+            use(1, 2, c=threading.Lock()) > pool  # noqa: B015
         with pytest.raises(ArgumentNotPicklable, match="argument 1"):
             sky.compute(len)(x for x in "abc") >> pool  # type: ignore[arg-type]
 
@@ -369,7 +369,7 @@ class TestEndsOfTheProcess:
 
 
 class TestTerminal:
-    @pytest.mark.parametrize("ask", [lambda: input("name? "), lambda: builtins.input(), lambda: sys.stdin.readline()])
+    @pytest.mark.parametrize("ask", [lambda: input("name? "), lambda: builtins.input(), lambda: sys.stdin.readline()])  # noqa: PLW0108
     def test_input(self, pool: sky.ComputePool, ask: Callable[[], Any]) -> None:
         error = raised_by(pool, ask)
         assert isinstance(error, InteractiveInput)

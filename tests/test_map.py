@@ -38,6 +38,12 @@ def inverse(x: int) -> float:
     return 1 / x
 
 
+def noted(items: list[int], item: int) -> int:
+    """`item`, after it was added to `items`."""
+    items.append(item)
+    return item
+
+
 class TestValues:
     @pytest.mark.parametrize("chunk", ["auto", 1, 7, 1000])
     def test_in_the_order_of_the_input(self, pool: sky.ComputePool, chunk: Any) -> None:
@@ -62,7 +68,7 @@ class TestValues:
 
     def test_several_iterables_end_with_the_shortest(self, pool: sky.ComputePool) -> None:
         assert pool.map(pow, range(5), [2, 2, 2]) == [0, 1, 4]
-        assert pool.map(lambda a, b, c: a + b + c, [1], "", itertools.count()) == []  # type: ignore[arg-type]
+        assert pool.map(lambda a, b, c: a + b + c, [1], "", itertools.count()) == []
         assert pool.map(lambda a, b: f"{a}{b}", "ab", itertools.count()) == ["a0", "b1"]
 
     def test_a_tuple_is_one_argument(self, pool: sky.ComputePool) -> None:
@@ -109,11 +115,11 @@ class TestValues:
 
     def test_what_is_no_function_or_no_iterable_is_refused(self, pool: sky.ComputePool) -> None:
         with pytest.raises(UsageError, match="map: 3 is not a function"):
-            pool.map(3, [1])  # type: ignore[arg-type]
+            pool.map(3, [1])  # type: ignore[call-overload]
         with pytest.raises(UsageError, match="give at least one iterable"):
             pool.map(square)
         with pytest.raises(TypeError, match="not iterable"):
-            pool.map(square, 3)  # type: ignore[arg-type]
+            pool.map(square, 3)  # type: ignore[call-overload]
 
     def test_a_generator_function_is_refused(self, pool: sky.ComputePool) -> None:
         def count(n: int) -> Iterator[int]:
@@ -153,7 +159,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("chunk", ["auto", 1, 4])
     def test_return_exceptions_gives_the_original_types(self, pool: sky.ComputePool, chunk: Any) -> None:
-        values: list[Any] = pool.map(inverse, [1, 0, "x", 2], chunk=chunk, return_exceptions=True)  # type: ignore[list-item]
+        values: list[Any] = pool.map(inverse, [1, 0, "x", 2], chunk=chunk, return_exceptions=True)
         assert [type(v) for v in values] == [float, ZeroDivisionError, TypeError, float]
         assert "1 / x" in "".join(values[1].__notes__)
 
@@ -249,7 +255,7 @@ class TestLazy:
                 until((tmp_path / "go").exists)
             return x
 
-        values = pool.imap(first_waits, (read.append(x) or x for x in itertools.count()), chunk=1)
+        values = pool.imap(first_waits, (noted(read, x) for x in itertools.count()), chunk=1)
         threading.Timer(0.5, (tmp_path / "go").touch).start()
         assert next(values) == 0
         assert len(read) <= 1 + 4 * pool.total_slots
@@ -275,7 +281,7 @@ class TestLazy:
 
     def test_nothing_is_read_before_the_first_value_is_asked_for(self, pool: sky.ComputePool) -> None:
         read: list[int] = []
-        values = pool.imap(square, (read.append(x) or x for x in range(5)))
+        values = pool.imap(square, (noted(read, x) for x in range(5)))
         assert read == []
         assert next(values) == 0
         values.close()  # type: ignore[attr-defined]

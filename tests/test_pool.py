@@ -7,7 +7,7 @@ import concurrent.futures
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -367,8 +367,8 @@ class TestOptions:
 
 
 @pytest.fixture
-def appended(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "ran"
+def appended(tmp_path: Path) -> Path:
+    return tmp_path / "ran"
 
 
 class TestRetryOn:

@@ -91,8 +91,10 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
         lambda n: setattr(n["C"], "a", 2),
     ),
     "a closure": (
-        "def make(k):\n    def f(): return k\n    def change():\n        nonlocal k; k = 2\n    return f, change\n"
-        + "f, change = make(1)",
+        (
+            "def make(k):\n    def f(): return k\n    def change():\n        nonlocal k; k = 2\n"
+            "    return f, change\nf, change = make(1)"
+        ),
         lambda n: n["change"](),
     ),
     "a function behind the decorator": (

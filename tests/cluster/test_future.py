@@ -8,6 +8,7 @@ import contextlib
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -96,13 +97,13 @@ def test_a_strict_one_keeps_the_standard_meaning() -> None:
 
 def test_wait_and_as_completed_see_values_errors_and_cancels() -> None:
     futures: list[Future[int]] = [Future() for _ in range(3)]
-    done = threading.Thread(
-        target=lambda: (
-            futures[0].settle(Undecoded(lambda: 1)),
-            futures[1].settle_error(ValueError()),
-            futures[2].cancel(),
-        )
-    )
+
+    def end_all() -> None:
+        futures[0].settle(Undecoded(lambda: 1))
+        futures[1].settle_error(ValueError())
+        futures[2].cancel()
+
+    done = threading.Thread(target=end_all)
     done.start()
     assert set(concurrent.futures.as_completed(futures, 10)) == set(futures)
     assert concurrent.futures.wait(futures, 10).not_done == set()
@@ -128,7 +129,12 @@ def test_a_cancel_wakes_a_waiting_thread() -> None:
 
 def test_callbacks_are_called_once_for_each_outcome() -> None:
     called: list[object] = []
-    for end in (lambda f: f.settle(1), lambda f: f.settle_error(ValueError()), lambda f: f.cancel()):
+    ends: list[Callable[[Future[int]], object]] = [
+        lambda f: f.settle(1),
+        lambda f: f.settle_error(ValueError()),
+        lambda f: f.cancel(),
+    ]
+    for end in ends:
         future: Future[int] = Future()
         future.add_done_callback(called.append)
         end(future)
