@@ -48,10 +48,13 @@ def guard(run_agent: Callable[[], None], lease: Lease, folder: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent is told to end; then so are we
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    watchdog = os.getpid()
     agent = os.fork()
     if agent == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != watchdog:  # it was killed in between, and the kernel will not tell any more
+            os._exit(1)
         code = 1
         try:
             run_agent()
