@@ -1,10 +1,12 @@
 """What skyward ships for tests: conformance suites, fault injection, a pytest plugin.
 
+    @pytest.fixture(scope="module")
+    def pool():
+        with sky.ComputePool(MyProvider(), nodes=2, concurrency=2) as pool:
+            yield pool
+
     class TestMyProvider(EngineSuite):
-        @pytest.fixture(scope="class")
-        def pool(self):
-            with sky.ComputePool(MyProvider(), nodes=2, concurrency=2) as pool:
-                yield pool
+        pass
 
 `EngineSuite` holds for every pool, `ProcessEngineSuite` for those whose slots are processes as well. The plugin gives
 every test the fixtures `sky_pool`, `sky_pools` and `sky_faults`.

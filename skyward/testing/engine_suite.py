@@ -1,0 +1,219 @@
+"""What every engine owes its pool, as tests to inherit. See `EngineSuite`."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..calls import compute, gather
+from ..errors import ArgumentNotPicklable, ResultNotPicklable, TaskExited, UsageError
+from ..pool import ComputePool
+from ..slot.runtime import instance_info
+
+__all__ = ["EngineSuite", "appear", "wait_for"]
+
+_LIMIT_S = 60.0
+
+
+def appear(path: Path) -> None:
+    """Make an empty file: how a call says that it has come so far."""
+    path.touch()
+
+
+def wait_for(path: Path) -> None:
+    """Wait until somebody made the file. Raises TimeoutError."""
+    deadline = time.monotonic() + _LIMIT_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(str(path))
+        time.sleep(0.005)
+
+
+class EngineSuite:
+    """Conformance of a pool, whatever its nodes and channels are.
+
+    Inherit it in a test class and give the fixture `pool`: an open pool of at least 2 nodes with at least 2 slots
+    each, which the tests share (scope "module" or wider), and which nobody else uses meanwhile. Calls and this process
+    must see the same folder `shared`; by default that is pytest's `tmp_path`, which is right for nodes on this machine.
+
+    Example:
+        @pytest.fixture(scope="module")
+        def pool():
+            with sky.ComputePool(Mine(), nodes=2, concurrency=2) as pool:
+                yield pool
+
+        class TestMine(EngineSuite):
+            pass
+    """
+
+    @pytest.fixture
+    def shared(self, tmp_path: Path) -> Path:
+        """A folder that calls and tests see."""
+        return tmp_path
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    def test_the_pool_is_large_enough_for_this_suite(self, pool: ComputePool) -> None:
+        assert pool.nodes >= 2
+        assert pool.concurrency >= 2
+        assert pool.total_slots == pool.nodes * pool.concurrency
+
+    def test_a_value_comes_back(self, pool: ComputePool) -> None:
+        call = compute(divmod)
+        assert call(7, 3) >> pool == (2, 1)
+        assert (call(7, 3) > pool).result(_LIMIT_S) == (2, 1)
+
+    def test_a_broadcast_runs_once_on_each_node_in_order(self, pool: ComputePool) -> None:
+        def where() -> tuple[int, int]:
+            info = instance_info()
+            assert info is not None
+            return info.node, info.total_nodes
+
+        assert compute(where)() @ pool == [(node, pool.nodes) for node in range(pool.nodes)]
+
+    def test_calls_run_at_once_on_all_slots(self, pool: ComputePool, shared: Path) -> None:
+        slots = pool.total_slots
+
+        def meet(me: int) -> int:
+            appear(shared / str(me))
+            for other in range(slots):
+                wait_for(shared / str(other))
+            return me
+
+        assert gather(*(compute(meet)(i) for i in range(slots))) >> pool == tuple(range(slots))
+
+    def test_more_calls_than_slots(self, pool: ComputePool) -> None:
+        futures = [compute(abs)(-i) > pool for i in range(500)]
+        assert [f.result(_LIMIT_S) for f in futures] == list(range(500))
+
+    def test_large_arguments_and_results(self, pool: ComputePool) -> None:
+        data = bytes(range(256)) * 20_000
+
+        def reverse(block: bytes) -> bytes:
+            return block[::-1]
+
+        assert compute(reverse)(data) @ pool == [data[::-1]] * pool.nodes
+
+    def test_a_function_and_its_globals_by_value(self, pool: ComputePool) -> None:
+        factor = 3
+        assert pool.map(lambda x: factor * x, range(5)) == [0, 3, 6, 9, 12]
+
+    # Errors ---------------------------------------------------------------------------------------------------------
+
+    def test_the_users_exception_arrives_as_itself(self, pool: ComputePool) -> None:
+        class Refused(Exception):
+            def __init__(self, code: int, *, hint: str) -> None:
+                super().__init__(hint)
+                self.code = code
+
+        def fail() -> None:
+            raise Refused(7, hint="ask again")
+
+        with pytest.raises(Refused, match="ask again") as caught:
+            compute(fail)() >> pool
+        assert caught.value.code == 7
+        assert any('raise Refused(7, hint="ask again")' in note for note in caught.value.__notes__)
+
+    def test_what_cannot_travel_is_told_in_words(self, pool: ComputePool) -> None:
+        with pytest.raises(ArgumentNotPicklable, match="argument 1"):
+            compute(id)(threading.Lock()) >> pool
+        with pytest.raises(ResultNotPicklable, match="lock"):
+            compute(threading.Lock)() >> pool
+
+    def test_sys_exit_ends_the_call_and_not_the_pool(self, pool: ComputePool) -> None:
+        def leave() -> None:
+            raise SystemExit(3)
+
+        with pytest.raises(TaskExited) as caught:
+            compute(leave)() >> pool
+        assert caught.value.code == 3
+        assert compute(abs)(-1) >> pool == 1
+
+    def test_one_failure_of_a_broadcast_fails_it(self, pool: ComputePool) -> None:
+        def fail_on_last(last: int) -> None:
+            info = instance_info()
+            assert info is not None
+            if info.node == last:
+                raise ValueError("the last one")
+
+        with pytest.raises(ValueError, match="the last one"):
+            compute(fail_on_last)(pool.nodes - 1) @ pool
+
+    # Streams and maps -----------------------------------------------------------------------------------------------
+
+    def test_a_generator_streams(self, pool: ComputePool) -> None:
+        def count(n: int) -> Iterator[int]:
+            yield from range(n)
+
+        assert list(compute(count)(300) >> pool) == list(range(300))
+
+    def test_a_generator_that_is_left_early_is_closed(self, pool: ComputePool, shared: Path) -> None:
+        def endless() -> Iterator[int]:
+            try:
+                yield from itertools.count()
+            finally:
+                appear(shared / "closed")
+
+        items: Any = compute(endless)() >> pool
+        assert next(items) == 0
+        items.close()
+        wait_for(shared / "closed")
+
+    def test_an_iterator_streams_in(self, pool: ComputePool) -> None:
+        def total(items: Iterator[int]) -> int:
+            return sum(items)
+
+        assert compute(total)(iter(range(300))) >> pool == sum(range(300))
+
+    def test_a_map_keeps_its_order(self, pool: ComputePool) -> None:
+        assert pool.map(abs, range(-2000, 0)) == list(range(2000, 0, -1))
+        assert pool.map(abs, []) == []
+
+    def test_an_error_in_a_map_is_its_own(self, pool: ComputePool) -> None:
+        with pytest.raises(ZeroDivisionError):
+            pool.map(lambda x: 1 / x, [1, 0, 2])
+        values: list[Any] = pool.map(lambda x: 1 / x, [1, 0, 2], return_exceptions=True)
+        assert [type(v) for v in values] == [float, ZeroDivisionError, float]
+
+    # Cancelling -----------------------------------------------------------------------------------------------------
+
+    def test_a_queued_call_that_is_cancelled_never_runs(self, pool: ComputePool, shared: Path) -> None:
+        def wait_its_turn(me: int) -> None:
+            appear(shared / f"began-{me}")
+            wait_for(shared / "go")
+
+        running = [compute(wait_its_turn)(i) > pool for i in range(pool.total_slots)]
+        for i in range(pool.total_slots):
+            wait_for(shared / f"began-{i}")
+        queued = compute(appear)(shared / "ran") > pool
+        assert queued.cancel()
+        assert queued.cancelled()
+        appear(shared / "go")
+        concurrent.futures.wait(running, _LIMIT_S)
+        assert compute(abs)(-1) @ pool == [1] * pool.nodes
+        assert not (shared / "ran").exists()
+
+    def test_threads_share_the_pool(self, pool: ComputePool) -> None:
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            sums = list(threads.map(lambda n: sum(pool.map(abs, range(-n, 0))), range(20)))
+        assert sums == [n * (n + 1) // 2 for n in range(20)]
+
+    def test_it_is_a_standard_executor(self, pool: ComputePool) -> None:
+        with pool.executor() as executor:
+            assert executor.submit(pow, 2, 5).result(_LIMIT_S) == 32
+            assert list(executor.map(abs, [-1, -2])) == [1, 2]
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            executor.submit(abs, 1)
+
+    def test_a_wrong_use_is_refused_before_anything_is_sent(self, pool: ComputePool) -> None:
+        with pytest.raises(UsageError):
+            pool.map(abs, [1], chunk=0)
+        with pytest.raises(UsageError, match="is open already"):
+            pool.start()
