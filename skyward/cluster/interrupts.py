@@ -10,8 +10,10 @@ here.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # its getsignal makes no enums: it is asked for each call
+import _thread
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -34,8 +36,23 @@ class _Deferring:
         global _noted  # the process has one main thread
         if _depth:
             _noted = (number, frame)
+        elif _is_within_del(frame):
+            _thread.start_new_thread(_come_again, ())  # Python would print and forget it there
         else:
             self.previous(number, frame)
+
+
+def _come_again() -> None:
+    time.sleep(0.001)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def _is_within_del(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def hold() -> None:
