@@ -98,7 +98,7 @@ class TestOut:
     def test_it_is_not_ahead_of_its_consumer_by_more_than_the_window(
         self, pool: sky.ComputePool, tmp_path: Path
     ) -> None:
-        items = numbered(tmp_path / "notes") >> pool
+        items: Any = numbered(tmp_path / "notes") >> pool
         assert settled(tmp_path / "notes") <= WINDOW + 1
         taken = list(itertools.islice(items, 50))
         assert taken == list(range(50))
@@ -106,7 +106,7 @@ class TestOut:
         items.close()
 
     def test_closing_early_closes_the_remote_generator(self, pool: sky.ComputePool, tmp_path: Path) -> None:
-        items = numbered(tmp_path / "notes") >> pool
+        items: Any = numbered(tmp_path / "notes") >> pool
         assert next(items) == 0
         items.close()
         items.close()
@@ -114,7 +114,7 @@ class TestOut:
         assert list(items) == []
 
     def test_dropping_it_closes_the_remote_generator(self, pool: sky.ComputePool, tmp_path: Path) -> None:
-        items = numbered(tmp_path / "notes") >> pool
+        items: Any = numbered(tmp_path / "notes") >> pool
         assert next(items) == 0
         del items
         gc.collect()
@@ -136,7 +136,7 @@ class TestOut:
             finally:
                 (tmp_path / "closed").touch()
 
-        items = stuck() >> pool
+        items: Any = stuck() >> pool
         assert next(items) == 1
         until((tmp_path / "busy").exists)
         items.close()
@@ -176,7 +176,7 @@ class TestOut:
         assert items.value == "done"
 
         def delegate() -> Generator[int, None, str]:
-            return (yield from returns() >> pool)  # type: ignore[misc]
+            return (yield from returns() >> pool)
 
         generator = delegate()
         next(generator)
@@ -213,7 +213,7 @@ class TestOut:
             yield 1
             threading.Event().wait()
 
-        items = stuck() >> pool
+        items: Any = stuck() >> pool
         assert next(items) == 1
         with pytest.raises(TaskTimeout, match=r"'stuck' ran longer than its timeout_s=0\.3"):
             next(items)
@@ -335,7 +335,7 @@ class TestIn:
             for item in items:
                 yield 2 * item
 
-        items = doubled(itertools.count()) >> pool  # type: ignore[arg-type]
+        items = doubled(itertools.count()) >> pool
         assert next(items) == 0
         del items
         until(lambda: not [t for t in threading.enumerate() if t.name.startswith("skyward-feed")])
@@ -362,5 +362,5 @@ class TestIn:
         def ignore(items: Iterator[int]) -> int:
             return 1
 
-        assert ignore(itertools.count()) >> pool == 1  # type: ignore[arg-type]
+        assert ignore(itertools.count()) >> pool == 1
         until(lambda: not [t for t in threading.enumerate() if t.name.startswith("skyward-feed")])
