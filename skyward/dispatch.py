@@ -26,6 +26,8 @@ from .wire.tasks import Mode, TaskHead
 __all__ = ["Dispatch"]
 
 _PLAIN, _BROADCAST, _GANG = range(3)
+_LAUNCH_LIMIT = 64 * 1024
+"""Bytes: an order to fork is one packet."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -121,6 +123,11 @@ class Dispatch:
         options = pending.options
         if sources and (options.retries or options.retry_on):
             raise UsageError(f"retries: {pending.name!r} reads an iterator, which cannot be read twice; use retries=0")
+        if pending.fn.is_generator and (options.retries or options.retry_on):
+            raise UsageError(
+                f"retries: {pending.name!r} is a generator function; what it has yielded cannot be taken back: "
+                "use retries=0, and call it again from where it stopped"
+            )
         common: dict[str, Any] = {
             "id": task_id,
             "name": pending.name,
@@ -128,6 +135,7 @@ class Dispatch:
             "payload": self.arguments(args, kwargs, pending.name, seen),
             "options": options,
             "timeout_s": self._timeout_s(options),
+            "may_move": not sources and not pending.fn.is_generator,
         }
         future: Future[Any] = Future(lambda: engine.cancel(task_id), is_strict=is_strict)
         # Not of a stream: it must be garbage when its reader drops it.
@@ -140,7 +148,8 @@ class Dispatch:
             head = TaskHead(common["function"].digest, Mode.STREAM, kind, len(sources), WINDOW)
             stream: ResultStream[Any] = ResultStream(
                 lambda count: engine.send_stream(task_id, Kind.CREDIT, count.to_bytes(4, "little")),
-                lambda: _close(engine, task_id, feeds),
+                lambda: _close(engine.close_stream, task_id, feeds),
+                lambda: _close(engine.abandon, task_id, feeds),
                 WINDOW,
             )
             task = _FedStreamTask(head=head, stream=weakref.ref(stream), feeds=feeds, **common)
@@ -241,10 +250,10 @@ def _stop(feeds: tuple[InputFeed, ...]) -> None:
         feed.stop()
 
 
-def _close(engine: DirectEngine, task: int, feeds: tuple[InputFeed, ...]) -> None:
+def _close(close_stream: Callable[[int], None], task: int, feeds: tuple[InputFeed, ...]) -> None:
     """The reader of a stream has gone."""
     _stop(feeds)
-    engine.close_stream(task)
+    close_stream(task)
 
 
 def _fields(options: CallOptions) -> dict[str, Any]:
@@ -253,9 +262,16 @@ def _fields(options: CallOptions) -> dict[str, Any]:
 
 def _pickled_launch(launch: Launch) -> bytes:
     try:
-        return pickle.dumps(launch)
+        data = pickle.dumps(launch)
     except Exception as error:
         names = ", ".join(i.name for i in launch.integrations)
         raise ArgumentNotPicklable(
             f"the options of the integration ({names}) cannot be sent: {type(error).__name__}: {error}"
         ) from error
+    if len(data) > _LAUNCH_LIMIT:
+        names = ", ".join(i.name for i in launch.integrations)
+        raise UsageError(
+            f"the options of the integration ({names}) are {len(data)} bytes; the limit is {_LAUNCH_LIMIT}. "
+            "Pass large things as arguments of the function"
+        )
+    return data

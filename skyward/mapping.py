@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from .calls import CallOptions
 from .cluster.direct import DirectEngine
+from .cluster.future import refuse_to_wait
 from .cluster.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, UsageError
@@ -51,6 +52,8 @@ def check_chunk(chunk: Chunk) -> None:
 class _ChunkTask(Task):
     """A chunk on its way. It tells the map's own thread, through the queue."""
 
+    handles_loss = True
+
     first: int
     items: list[Any]
     events: queue.SimpleQueue[tuple[Any, ...]]
@@ -68,9 +71,8 @@ class _ChunkTask(Task):
     def on_failed(self, error: BaseException) -> None:
         self.events.put(("error", self, error))
 
-    def takes_loss(self, loss: Loss) -> bool:
+    def on_lost(self, loss: Loss) -> None:
         self.events.put(("lost", self, loss))
-        return True
 
 
 class MapRun:
@@ -125,6 +127,7 @@ class MapRun:
 
     def lists(self) -> Generator[list[Any], None, None]:
         """`results`, as they arrive: some at a time."""
+        refuse_to_wait("map")
         waiting: dict[int, list[Any]] = {}
         try:
             self._fill()
@@ -140,7 +143,7 @@ class MapRun:
                 raise self._input_error
         finally:
             for task_id in list(self._open):
-                self._engine.cancel(task_id)
+                self._engine.abandon(task_id)  # this may be a finalizer
 
     # Sending --------------------------------------------------------------------------------------------------------
 

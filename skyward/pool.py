@@ -250,6 +250,7 @@ class ComputePool:
             if not cancel and self.is_active:
                 self._engine.close_streams()
                 self._engine.wait_idle()
+                self._engine.wait_stopped()
         finally:
             pop_active(self)
             with self._lock:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from .cluster.future import Future
+from .cluster.future import Future, Undecoded, refuse_to_wait
 
 __all__ = ["joined", "streamed", "value_of", "values_of"]
 
@@ -26,6 +26,7 @@ def value_of(future: Future[T]) -> T:
 
 def values_of(futures: list[Future[T]]) -> list[T]:
     """All values in order; the first error, by time, stops the others and is raised."""
+    refuse_to_wait("waiting for several calls")
     try:
         concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
         for future in futures:
@@ -70,11 +71,11 @@ def joined(futures: list[Future[Any]]) -> Future[tuple[Any, ...]]:
             is_last = left == 0
         if future.cancelled():
             all_of_them.cancel()
-        elif (error := future.exception()) is not None:
-            all_of_them.settle_error(error)
+        elif isinstance(future, Future) and future.has_failed:
+            all_of_them.settle_error(Undecoded(future.result))
             stop()
-        elif is_last:
-            all_of_them.settle(tuple(f.result() for f in futures))
+        elif is_last:  # unpickled by whoever asks
+            all_of_them.settle(Undecoded(lambda: tuple(f.result() for f in futures)))
 
     if not futures:
         all_of_them.settle(())

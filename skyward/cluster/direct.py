@@ -19,6 +19,7 @@ import pickle
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,8 @@ from ..wire.frames import Frame, Kind
 from ..wire.payloads import Encoded
 from ..wire.tasks import RankOrder, Topology
 from . import interrupts
-from .future import Future, Undecoded, this_thread
-from .gang import Gang, RankTask, make_ranks
+from .future import Future, Undecoded, refuse_to_wait, this_thread
+from .gang import Gang, RankTask, class_name, make_ranks
 from .link import NodeLink, connect
 from .logs import LogRouter
 from .tasks import Loss, StreamTask, Task, TaskFailure, loss_error
@@ -68,7 +69,8 @@ class DirectEngine:
         self._gangs: dict[int, Gang] = {}
         self._losses: dict[int, Loss] = {}
         self._after: list[Callable[[], object]] = []
-        self._deadlines: list[tuple[float, int, Callable[[], None]]] = []
+        self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
+        self._abandoned: deque[int] = deque()
         self._numbers = itertools.count(1)
         self._dirty: set[NodeLink] = set()
         self._watcher = Watcher()
@@ -129,9 +131,20 @@ class DirectEngine:
         return self._thread is not None
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until no task is open. False: the time was up."""
+        """Wait until no outcome is to be told any more. False: the time was up."""
+        refuse_to_wait("closing the pool")
+
+        def is_idle() -> bool:
+            tasks, gangs = self._tasks.values(), self._gangs.values()
+            return not self._is_open or (all(t.is_cancelled for t in tasks) and all(g.is_cancelled for g in gangs))
+
         with self._idle:
-            return self._idle.wait_for(lambda: not (self._tasks or self._gangs) or not self._is_open, timeout_s)
+            return self._idle.wait_for(is_idle, timeout_s)
+
+    def wait_stopped(self) -> bool:
+        """Give the calls that were cancelled their grace to end. False: some did not, and end with their node."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not (self._tasks or self._gangs) or not self._is_open, self._grace_s + 1)
 
     def close(self) -> None:
         """Tell the agents to end and fail what is still open with PoolClosed. Idempotent."""
@@ -173,6 +186,7 @@ class DirectEngine:
         """After a fork of the client: the child holds none of our descriptors, and its pool is closed."""
         self._is_open = False
         self._lock = threading.RLock()
+        self._idle = threading.Condition(self._lock)
         for link in self._links.values():
             link.channel.sock.close()
         with contextlib.suppress(OSError):
@@ -208,7 +222,8 @@ class DirectEngine:
             task.id,
             pinned=pinned,
             retries=task.options.retries,
-            in_advance=task.timeout_s is None,  # its time begins when it is sent
+            # The time of one begins when it is sent; the input of another goes with it and cannot be sent twice.
+            in_advance=task.timeout_s is None and task.may_move,
         )
         self._perform(actions)
 
@@ -229,6 +244,7 @@ class DirectEngine:
             if task is None or task.is_cancelled:
                 return
             task.is_cancelled = True
+            self._idle.notify_all()
             node = self._scheduler.cancel(task_id)
             if isinstance(task, RankTask):
                 node = task.node
@@ -253,6 +269,7 @@ class DirectEngine:
             if gang is None or gang.is_cancelled:
                 return
             gang.is_cancelled = True
+            self._idle.notify_all()
             if gang.open:
                 self._stop_ranks(gang, self._grace_s)
             elif not gang.placed:
@@ -290,11 +307,25 @@ class DirectEngine:
             task = self._tasks.get(task_id)
             if task is None:
                 return
+            task.is_cancelled = True
+            self._idle.notify_all()
             node = self._scheduler.cancel(task_id)
             if node is None:
                 self._forget(task)
             else:
                 self._tell(node, Kind.CLOSE, task_id)
+
+    def abandon(self, task_id: int) -> None:
+        """`cancel` or `close_stream`, by the I/O thread: for finalizers, which may run within anything of ours."""
+        self._abandoned.append(task_id)
+        self._wake()
+
+    def cancel_or_close(self, task_id: int) -> None:
+        task = self._tasks.get(task_id)
+        if isinstance(task, StreamTask):
+            self.close_stream(task_id)
+        else:
+            self.cancel(task_id)
 
     def close_streams(self) -> None:
         """Stop the generators that run: their readers get PoolClosed. Nobody may ever read them to their end."""
@@ -318,15 +349,14 @@ class DirectEngine:
     def _close_books(self) -> None:
         after: list[Callable[[], object]] = []
         try:
-            if self._depth == 1:
-                self._flush()
-                after, self._after = self._after, after
-        finally:
-            self._depth -= 1
-            self._lock.release()
-        try:
-            for callback in after:
-                callback()
+            try:
+                if self._depth == 1:
+                    self._flush()
+                    after, self._after = self._after, after
+            finally:
+                self._depth -= 1
+                self._lock.release()
+            _call_each(after)
         finally:
             interrupts.let_go()
 
@@ -347,8 +377,9 @@ class DirectEngine:
         link = self._links[node]
         link.send_task(task)
         self._dirty.add(link)
+        task.attempt += 1
         if task.timeout_s is not None:
-            self._at(task.timeout_s, lambda: self._time_out(task))
+            self._at(task.timeout_s, self._time_out, task.id, task.attempt)
         task.on_sent()
 
     def _tell(self, node: int, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
@@ -358,7 +389,7 @@ class DirectEngine:
             self._dirty.add(link)
 
     def _flush(self) -> None:
-        for link in self._dirty:
+        for link in tuple(self._dirty):
             try:
                 link.flush()
             except ChannelClosed:
@@ -388,12 +419,17 @@ class DirectEngine:
 
     # Deadlines ------------------------------------------------------------------------------------------------------
 
-    def _at(self, delay_s: float, callback: Callable[[], None]) -> None:
-        heapq.heappush(self._deadlines, (time.monotonic() + delay_s, next(self._numbers), callback))
+    def _at(self, delay_s: float, what: Callable[[int, int], None], subject: int, attempt: int) -> None:
+        """Call `what(subject, attempt)` later. Numbers, not objects: most calls end long before their time is up."""
+        if len(self._deadlines) > 1000 + 4 * len(self._tasks):
+            self._deadlines = [d for d in self._deadlines if d[3] in self._tasks or d[3] in self._gangs]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (time.monotonic() + delay_s, next(self._numbers), what, subject, attempt))
         self._wake()
 
-    def _time_out(self, task: Task) -> None:
-        if self._tasks.get(task.id) is not task or task.is_cancelled:
+    def _time_out(self, task_id: int, attempt: int) -> None:
+        task = self._tasks.get(task_id)
+        if task is None or task.is_cancelled or task.attempt != attempt:
             return
         self.cancel(task.id)
         error = TaskTimeout(
@@ -410,7 +446,31 @@ class DirectEngine:
 
     def _run(self) -> None:
         this_thread.brings_values = True
+        try:
+            self._loop()
+        except BaseException as error:  # a bug of ours: better an error in every call than a wait without an end
+            self._die(error)
+            raise
+
+    def _die(self, cause: BaseException) -> None:
+        error = InternalError(f"the pool's I/O thread died: {type(cause).__name__}: {cause}; please report this")
+        error.__cause__ = cause
+        with self._lock:
+            self._is_open = False
+            tasks, gangs = list(self._tasks.values()), list(self._gangs.values())
+            self._tasks.clear()
+            self._gangs.clear()
+            self._idle.notify_all()
+        for task in tasks:
+            if not isinstance(task, RankTask):
+                task.on_failed(error)
+        for gang in gangs:
+            gang.future.settle_error(error)
+
+    def _loop(self) -> None:
         while self._is_open:
+            while self._abandoned:
+                self.cancel_or_close(self._abandoned.popleft())
             for link, can_read, can_write in self._watcher.wait(self._run_deadlines()):
                 if can_write:
                     with self._changing():
@@ -422,8 +482,8 @@ class DirectEngine:
         with self._changing():
             now = time.monotonic()
             while self._deadlines and self._deadlines[0][0] <= now:
-                _, _, callback = heapq.heappop(self._deadlines)
-                callback()
+                _, _, what, subject, attempt = heapq.heappop(self._deadlines)
+                what(subject, attempt)
             # A selector refuses to wait for weeks; waking up once an hour costs nothing.
             return min(3600.0, max(0.0, self._deadlines[0][0] - now)) if self._deadlines else None
 
@@ -433,6 +493,8 @@ class DirectEngine:
             if not link.reading.acquire(blocking=False):
                 return  # a leading caller is at it
             try:
+                if link.channel.fileno() < 0:
+                    return  # closed by the thread that read it last
                 frames = list(link.receive())
                 with self._changing():
                     for frame in frames:
@@ -454,6 +516,7 @@ class DirectEngine:
         If nothing else is open, the caller reads the node's channel itself and the I/O thread steps aside: a short
         call then costs no change of thread at all. After `_LEAD_S` the I/O thread takes over.
         """
+        refuse_to_wait("`>> pool`")
         link: NodeLink | None = None
         interrupts.hold()
         try:
@@ -484,7 +547,11 @@ class DirectEngine:
             if left_s <= 0:
                 return
             if interrupts.waiting(link.wait_readable, left_s):
-                self._read(link)
+                this_thread.brings_values = True  # done-callbacks of other calls may run in here
+                try:
+                    self._read(link)
+                finally:
+                    this_thread.brings_values = False
 
     def _on_frame(self, link: NodeLink, frame: Frame) -> None:  # noqa: C901, PLR0912  # a table
         kind = frame.kind
@@ -550,25 +617,28 @@ class DirectEngine:
             started=said["started"],
             index=said["index"],
         )
-        self._logs.end(task)
-        self._release(task, node)
-        if isinstance(task, RankTask):
-            self._forget(task)
-            self._after.append(lambda: task.takes_loss(loss))
-        elif task.is_cancelled or task.takes_loss(loss):
+        if task.is_cancelled or task.handles_loss:
             self._finish(task, node)
+            if task.handles_loss:  # told in turn, behind the parts that came before
+                self._after.append(lambda: task.on_lost(loss))
+        elif not task.may_move:
+            self._finish(task, node)
+            error = loss_error(loss, task.name, task.tail)
+            self._after.append(lambda: task.on_failed(error))
         else:
+            self._logs.end(task)
+            self._release(task, node)
             self._losses[task.id] = loss
             self._perform(self._scheduler.lost(task.id, started=bool(said["started"])))
 
     def _on_recalled(self, node: int, task: Task) -> None:
-        self._release(task, node)
         if isinstance(task, RankTask):
-            self._forget(task)
+            self._finish(task, node)
             self._after.append(lambda: task.ended(task))
         elif task.is_cancelled:
             self._finish(task, node)
         else:
+            self._release(task, node)
             self._perform(self._scheduler.lost(task.id, started=False))
 
     # Lost nodes -----------------------------------------------------------------------------------------------------
@@ -601,15 +671,17 @@ class DirectEngine:
             if task.node == node:
                 self._forget(task)
                 loss = Loss(node=node, started=True, is_node=True)
-                self._after.append(lambda: task.takes_loss(loss))
+                self._after.append(lambda: task.on_lost(loss))
             return
         if self._scheduler.node_of(task.id) != node:
             return
         loss = Loss(node=node, started=None, is_node=True)
-        if task.is_cancelled or isinstance(task, StreamTask) or task.takes_loss(loss):
+        if task.is_cancelled or task.handles_loss or not task.may_move:
             self._forget(task)
             self._scheduler.drop(task.id)
-            if isinstance(task, StreamTask) and not task.is_cancelled:
+            if task.handles_loss:
+                self._after.append(lambda: task.on_lost(loss))
+            elif not task.is_cancelled:
                 error = loss_error(loss, task.name)
                 self._after.append(lambda: task.on_failed(error))
         else:
@@ -623,7 +695,7 @@ class DirectEngine:
             machine = self._source.replace(node)
         link: NodeLink | None = None
         if machine is not None and self._is_open:
-            with contextlib.suppress(Exception), self._lock:
+            with contextlib.suppress(Exception):
                 link = self._connect(machine)
         with self._changing():
             if not self._is_open:
@@ -698,11 +770,12 @@ class DirectEngine:
                 self._end_gang(gang)
             elif gang.failures and not gang.is_stopping:
                 gang.is_stopping = True
-                self._at(_GANG_SETTLE_S, lambda: self._stop_failed(gang, task))
+                self._at(_GANG_SETTLE_S, self._stop_failed, gang.id, task.id)
 
-    def _stop_failed(self, gang: Gang, failed: RankTask) -> None:
-        # By now the gang may have been started again.
-        if failed in gang.tasks.values():
+    def _stop_failed(self, gang_id: int, failed: int) -> None:
+        # By now the gang may have ended, or been started again.
+        gang = self._gangs.get(gang_id)
+        if gang is not None and any(task.id == failed for task in gang.tasks.values()):
             self._stop_ranks(gang, _GANG_GRACE_S)
 
     def _stop_ranks(self, gang: Gang, grace_s: float) -> None:
@@ -733,12 +806,14 @@ class DirectEngine:
         if gang.may_try_another_port:
             gang.port_retries -= 1
             return True
-        _, error = gang.cause()
-        wanted = (type(error).__name__ in ("SlotLost", "NodeLost")) or isinstance(error, gang.options.retry_on)
-        if gang.restarts_left > 0 and wanted:
-            gang.restarts_left -= 1
-            return True
-        return False
+        _, came = gang.cause()
+        if gang.restarts_left <= 0:
+            return False
+        wanted = class_name(came) in ("SlotLost", "NodeLost")
+        if not wanted and gang.options.retry_on:  # only then is it unpickled here
+            wanted = isinstance(came.error() if isinstance(came, TaskFailure) else came, gang.options.retry_on)
+        gang.restarts_left -= wanted
+        return wanted
 
     def _fail_gang(self, action: FailGang) -> None:
         gang = self._gangs.get(action.gang)
@@ -765,9 +840,22 @@ class _Changing:
         self._engine._close_books()
 
 
+def _call_each(callbacks: list[Callable[[], object]]) -> None:
+    """All of them, whatever one raises; the first error is raised at the end."""
+    first: BaseException | None = None
+    for callback in callbacks:
+        try:
+            callback()
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
 def _settle(gang: Gang) -> None:
     if gang.failures:
-        gang.future.settle_error(gang.error())
+        # Unpickled by the caller, as values are: it may import modules of the user's.
+        gang.future.settle_error(Undecoded(gang.raise_error))
     elif gang.is_cancelled:
         gang.future.settle_error(InternalError("a cancelled gang was asked for its value"))
     elif not gang.is_complete:

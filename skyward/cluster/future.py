@@ -13,12 +13,22 @@ from typing import Any, TypeVar
 
 from ..errors import UsageError
 
-__all__ = ["Future", "Undecoded"]
+__all__ = ["Future", "Undecoded", "refuse_to_wait", "this_thread"]
 
 T = TypeVar("T")
 
 this_thread = threading.local()
 """`brings_values` is set in the I/O threads."""
+
+
+def refuse_to_wait(what: str) -> None:
+    """Raise UsageError in a thread whose wait could never end, because it is the one that brings values."""
+    if getattr(this_thread, "brings_values", False):
+        raise UsageError(
+            f"{what}: a done-callback cannot wait for another call: the thread that it runs in is the one that "
+            "brings values; chain the calls with another callback, or wait in a thread of your own"
+        )
+
 
 _PENDING, _RUNNING = "PENDING", "RUNNING"
 _CANCELLED, _CANCELLED_AND_NOTIFIED, _FINISHED = "CANCELLED", "CANCELLED_AND_NOTIFIED", "FINISHED"
@@ -104,16 +114,18 @@ class Future(concurrent.futures.Future[T]):
         except concurrent.futures.InvalidStateError:
             return
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the call is known to have raised; nothing is unpickled to say so."""
+        return self._state == _FINISHED and self._exception is not None
+
     def result(self, timeout: float | None = None) -> T:
         """The value; waits for it. Raises what the call raised, CancelledError or TimeoutError.
 
         In a done-callback of another call it raises UsageError instead of waiting: that thread brings the values.
         """
-        if timeout is None and self._state in (_PENDING, _RUNNING) and getattr(this_thread, "brings_values", False):
-            raise UsageError(
-                "result(): a done-callback cannot wait for another call: the thread that it runs in is the one that "
-                "brings values; chain the calls with another callback, or wait in a thread of your own"
-            )
+        if timeout is None and self._state in (_PENDING, _RUNNING):
+            refuse_to_wait("result()")
         try:
             value: Any = super().result(timeout)
         except _Remote as held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from ..calls import CallOptions
 from ..errors import RendezvousFailed
@@ -15,7 +15,7 @@ from ..wire.tasks import TaskHead
 from .future import Future
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 
-__all__ = ["Gang", "RankTask", "make_ranks"]
+__all__ = ["Gang", "RankTask", "class_name", "make_ranks"]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,8 +39,8 @@ class Gang:
     tasks: dict[int, RankTask] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
     values: dict[int, Received] = field(default_factory=dict)
-    failures: list[tuple[float, int, BaseException]] = field(default_factory=list)
-    """(when it happened on its node, rank, error), in the order they arrived."""
+    failures: list[tuple[float, int, BaseException | TaskFailure]] = field(default_factory=list)
+    """(when it happened on its node, rank, error as it came), in the order they arrived."""
     is_stopping: bool = False
     is_cancelled: bool = False
     port_retries: int = 1
@@ -54,7 +54,7 @@ class Gang:
         firsts = [self.values[rank].decode() for rank in sorted(self.values)]
         return firsts[0] if self.nodes is None else firsts
 
-    def cause(self) -> tuple[int, BaseException]:
+    def cause(self) -> tuple[int, BaseException | TaskFailure]:
         """The rank that failed first, and how.
 
         Ranks fail because one failed: the first by the clock of its node is the cause, and a rank whose process died
@@ -63,19 +63,20 @@ class Gang:
         _, rank, error = min(self.failures, key=lambda failure: failure[0])
         return rank, error
 
-    def error(self) -> BaseException:
-        """The cause, with the other failures as notes. To be asked once: notes are added."""
-        rank, error = self.cause()
-        others = sorted((r, e) for _, r, e in self.failures if r != rank)
+    def raise_error(self) -> NoReturn:
+        """Raise the cause, with the other failures as notes. To be called once: notes are added."""
+        rank, came = self.cause()
+        error = _exception(came)
+        others = sorted(((r, e) for _, r, e in self.failures if r != rank), key=lambda other: other[0])
         if self.launch.is_gang and len(self.tasks) > 1:
             error.add_note(f"Rank {rank} of {len(self.tasks)} failed first; the other ranks were stopped.")
         for other_rank, other in others:
-            error.add_note(f"Rank {other_rank} then: {type(other).__name__}: {_first_line(other)}")
-        return error
+            error.add_note(f"Rank {other_rank} then: {_one_line(other)}")
+        raise error
 
     @property
     def may_try_another_port(self) -> bool:
-        return self.port_retries > 0 and any(isinstance(e, RendezvousFailed) for _, _, e in self.failures)
+        return self.port_retries > 0 and any(class_name(e) == RendezvousFailed.__name__ for _, _, e in self.failures)
 
     def reset(self) -> None:
         """Before it is started again."""
@@ -83,8 +84,18 @@ class Gang:
         self.failures, self.is_stopping, self.port, self.placed = [], False, 0, ()
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [""])[0]
+def _exception(came: BaseException | TaskFailure) -> BaseException:
+    return came.error() if isinstance(came, TaskFailure) else came
+
+
+def class_name(came: BaseException | TaskFailure) -> str:
+    """Of the exception, without unpickling it: that is for the caller's thread."""
+    return came.failure.type_name.rpartition(".")[2] if isinstance(came, TaskFailure) else type(came).__name__
+
+
+def _one_line(came: BaseException | TaskFailure) -> str:
+    message = came.failure.message if isinstance(came, TaskFailure) else str(came)
+    return f"{class_name(came)}: {(message.splitlines() or [''])[0]}"
 
 
 def make_ranks(gang: Gang, peers: dict[int, Peer], accelerators: dict[int, int], interface: str) -> list[Rank]:
@@ -116,6 +127,8 @@ def make_ranks(gang: Gang, peers: dict[int, Peer], accelerators: dict[int, int],
 class RankTask(Task):
     """One rank. It reports to its gang through the engine."""
 
+    handles_loss = True
+
     gang: Gang
     node: int
     delivers: bool
@@ -130,7 +143,7 @@ class RankTask(Task):
     def on_error(self, failed: TaskFailure) -> None:
         assert self.rank is not None
         if not failed.failure.is_cancelled:
-            self.gang.failures.append((failed.failure.at, self.rank, failed.error()))
+            self.gang.failures.append((failed.failure.at, self.rank, failed))
         self.ended(self)
 
     def on_failed(self, error: BaseException) -> None:
@@ -138,10 +151,9 @@ class RankTask(Task):
         self.gang.failures.append((0.0, self.rank, error))
         self.ended(self)
 
-    def takes_loss(self, loss: Loss) -> bool:
+    def on_lost(self, loss: Loss) -> None:
         assert self.rank is not None
         if not self.is_cancelled:
             error = loss_error(loss, f"{self.name} (rank {self.rank})", self.tail)
             self.gang.failures.append((0.0, self.rank, error))
         self.ended(self)
-        return True

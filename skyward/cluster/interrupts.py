@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # its getsignal makes no enums: it is asked for each call
 import _thread
+import os
 import signal
 import threading
 import time
@@ -60,13 +61,12 @@ def hold() -> None:
     global _depth
     if threading.get_ident() != _main:
         return
+    if not _depth:
+        # Asked each time: a notebook's kernel sets its own handler for each cell.
+        handler = _signal.getsignal(_SIGINT)
+        if type(handler) is not _Deferring and callable(handler):
+            signal.signal(signal.SIGINT, _Deferring(handler))
     _depth += 1
-    if _depth > 1:
-        return
-    # Asked each time: a notebook's kernel sets its own handler for each cell.
-    handler = _signal.getsignal(_SIGINT)
-    if type(handler) is not _Deferring and callable(handler):
-        signal.signal(signal.SIGINT, _Deferring(handler))
 
 
 def let_go() -> None:
@@ -97,3 +97,11 @@ def restore() -> None:
         handler = signal.getsignal(signal.SIGINT)
         if type(handler) is _Deferring:
             signal.signal(signal.SIGINT, handler.previous)
+
+
+def _forget_in_child() -> None:
+    global _depth, _noted, _main
+    _depth, _noted, _main = 0, None, threading.get_ident()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

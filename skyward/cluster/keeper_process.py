@@ -17,7 +17,7 @@ from ..wire.frames import PROTOCOL_VERSION, Kind, pack
 
 __all__ = ["main"]
 
-_END_LIMIT_S = 3.0
+_END_LIMIT_S = 6.0
 """Seconds a node gets to end by itself when the client died; then its watchdog is killed, and all with it."""
 
 
@@ -41,11 +41,16 @@ class _Node:
 
     def _connected(self) -> socket.socket:
         if self.sock is None:
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.sock.settimeout(2)
-            self.sock.connect(self.socket_path)
-            hello = {"version": PROTOCOL_VERSION, "role": "keeper", "pool": "", "pid": os.getpid()}
-            self.sock.sendall(pack(Kind.HELLO, body=json.dumps(hello).encode()))
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(2)
+                sock.connect(self.socket_path)
+                hello = {"version": PROTOCOL_VERSION, "role": "keeper", "pool": "", "pid": os.getpid()}
+                sock.sendall(pack(Kind.HELLO, body=json.dumps(hello).encode()))
+            except OSError:
+                sock.close()
+                raise
+            self.sock = sock
         return self.sock
 
     def end(self) -> None:

@@ -24,6 +24,10 @@ from .tasks import Received, Task, WireFunction
 __all__ = ["NodeLink", "connect"]
 
 _BLOB_BODY_TAIL = bytes(8)
+_LOADED_SIZE = 4 << 20
+"""Bytes. Smaller results are copied out of their file: a thousand arrays must not be a thousand open descriptors."""
+_BLOB_COUNT = 512
+"""Blobs that stay on a node beyond their calls: each is a descriptor there."""
 
 
 class NodeLink:
@@ -85,10 +89,10 @@ class NodeLink:
             entry[1] += 1
             self._blobs.move_to_end(blob.digest)
             return
+        body = blob.digest + blob.size.to_bytes(8, "little") + _BLOB_BODY_TAIL
+        self.channel.queue(Kind.BLOB, 0, body, fd=blob.fd, priority=BLOBS)  # fails where descriptors have run out
         self._blobs[blob.digest] = [blob.size, 1]
         self._blob_bytes += blob.size
-        body = blob.digest + blob.size.to_bytes(8, "little") + _BLOB_BODY_TAIL
-        self.channel.queue(Kind.BLOB, 0, body, fd=blob.fd, priority=BLOBS)
         self._drop_oldest()
 
     def release_blobs(self, blobs: tuple[Blob, ...]) -> None:
@@ -99,15 +103,18 @@ class NodeLink:
                 entry[1] -= 1
 
     def _drop_oldest(self) -> None:
-        if self._blob_bytes <= self._blob_limit:
+        if self._is_within_limits():
             return
         for digest, (size, users) in list(self._blobs.items()):
-            if self._blob_bytes <= self._blob_limit:
+            if self._is_within_limits():
                 return
             if not users:
                 del self._blobs[digest]
                 self._blob_bytes -= size
                 self.channel.queue(Kind.DROP_BLOB, body=digest, priority=BLOBS)
+
+    def _is_within_limits(self) -> bool:
+        return self._blob_bytes <= self._blob_limit and len(self._blobs) <= _BLOB_COUNT
 
     def flush(self) -> None:
         """Send what the socket takes; `is_blocked` says whether something is left. Raises ChannelClosed."""
@@ -130,7 +137,11 @@ class NodeLink:
     def received(self, frame: Frame) -> Received:
         """The payload of a result with its blobs."""
         parsed = parse(frame.body)
-        return Received(parsed, tuple(self._arrived.pop(digest) for digest, _ in parsed.references))
+        blobs = tuple(self._arrived.pop(digest) for digest, _ in parsed.references)
+        for blob in blobs:
+            if blob.size < _LOADED_SIZE:
+                blob.load()
+        return Received(parsed, blobs)
 
 
 def connect(path: str, *, role: str, pool: str, timeout_s: float) -> tuple[socket.socket, dict[str, Any]]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
+import sys
 import threading
+import time
+import traceback
+from dataclasses import dataclass, field
 
 from ..machine import LogLine, LogSink
 from .tasks import Task
@@ -10,28 +15,62 @@ from .tasks import Task
 __all__ = ["LogRouter"]
 
 _STREAMS = ("stdout", "stderr")
+_LONGEST = 64 * 1024
+"""Characters after which a line without an end is shown all the same."""
+_PROGRESS_S = 1.0
+"""Seconds between two states of a progress bar (a line that is overwritten by carriage returns)."""
+
+_Key = tuple[int, int, int, int | None, str]  # task, node, stream, rank, name
+
+
+@dataclass
+class _Partial:
+    """A line that has not ended."""
+
+    text: str = ""
+    decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
+    )
+    shown_at: float = 0.0
 
 
 class LogRouter:
     """Puts lines together for each (node, task, stream) and hands them to the sink; keeps the tail for errors.
 
-    Called by the I/O thread under the engine's lock; a sink must not call back into the pool.
+    Called by the I/O thread under the engine's lock; a sink must not call back into the pool. A sink that raises is
+    reported once and then not called any more: output must not end the calls.
     """
 
     def __init__(self, sink: LogSink | None) -> None:
         self._sink = sink
-        self._partial: dict[tuple[int, int, int, int | None, str], str] = {}
+        self._partial: dict[_Key, _Partial] = {}
         self._lock = threading.Lock()
 
     def add(self, node: int, task: Task | None, stream: int, text: bytes) -> None:
         key = (task.id if task else 0, node, stream, task.rank if task else None, task.name if task else "")
         with self._lock:
-            whole, newline, rest = (self._partial.pop(key, "") + text.decode(errors="replace")).rpartition("\n")
-            if rest:
-                self._partial[key] = rest
-        if newline:
-            for line in whole.split("\n"):
-                self._emit(key, line, task)
+            lines = self._lines(key, text)
+        for line in lines:
+            self._emit(key, line, task)
+
+    def _lines(self, key: _Key, text: bytes) -> list[str]:
+        """The lines that `text` completes; the rest is kept."""
+        partial = self._partial.pop(key, None) or _Partial()
+        *lines, rest = (partial.text + partial.decoder.decode(text)).split("\n")
+        lines = [_overwritten(line.removesuffix("\r")) for line in lines]
+        if "\r" in rest:
+            rest = _overwritten(rest.removesuffix("\r"))
+            now = time.monotonic()
+            if rest and now - partial.shown_at >= _PROGRESS_S:
+                lines.append(rest)
+                partial.shown_at = now
+                rest = ""
+        if len(rest) > _LONGEST:
+            lines.append(rest)
+            rest = ""
+        partial.text = rest
+        self._partial[key] = partial
+        return lines
 
     def end(self, task: Task) -> None:
         """The task has ended: a last line without its newline counts."""
@@ -39,20 +78,33 @@ class LogRouter:
             return
         with self._lock:
             ended = [key for key in self._partial if key[0] == task.id]
-            rests = [(key, self._partial.pop(key)) for key in ended]
+            rests = [(key, self._partial.pop(key).text) for key in ended]
         for key, rest in rests:
-            self._emit(key, rest, task)
+            if rest:
+                self._emit(key, rest, task)
 
     def flush(self) -> None:
         with self._lock:
-            rests = list(self._partial.items())
+            rests = [(key, partial.text) for key, partial in self._partial.items()]
             self._partial.clear()
         for key, rest in rests:
-            self._emit(key, rest, None)
+            if rest:
+                self._emit(key, rest, None)
 
-    def _emit(self, key: tuple[int, int, int, int | None, str], text: str, task: Task | None) -> None:
+    def _emit(self, key: _Key, text: str, task: Task | None) -> None:
         if task is not None:
             task.tail.append(text + "\n")
-        if self._sink is not None:
-            _, node, stream, rank, name = key
+        if self._sink is None:
+            return
+        _, node, stream, rank, name = key
+        try:
             self._sink(LogLine(text=text, stream=_STREAMS[stream & 1], node=node, rank=rank, task=name))
+        except Exception:
+            self._sink = None
+            sys.stderr.write("skyward: the function given as logs= raised; it gets no more lines:\n")
+            traceback.print_exc()
+
+
+def _overwritten(line: str) -> str:
+    """What a terminal shows of a line with carriage returns: its last state."""
+    return line.rpartition("\r")[2]

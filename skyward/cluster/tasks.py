@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..calls import CallOptions
 from ..errors import NodeError, NodeLost, SlotLost
@@ -16,7 +16,7 @@ from ..wire.failures import Failure, decode_failure
 from ..wire.layout import Parsed
 from ..wire.payloads import Encoded, decode
 from ..wire.tasks import TaskHead
-from .future import Future, Undecoded
+from .future import Future, Undecoded, refuse_to_wait
 
 __all__ = [
     "CallTask",
@@ -102,6 +102,13 @@ class Task:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     is_cancelled: bool = False
     timeout_s: float | None = None
+    attempt: int = 0
+    """How often it was sent."""
+    may_move: bool = True
+    """False: what goes with it (input, items that were delivered) cannot be had twice, so it is sent once."""
+
+    handles_loss: ClassVar[bool] = False
+    """Whether it is told of the loss of its process by `on_lost`, and is then finished for the engine."""
 
     def on_sent(self) -> None:
         """It is on its way to a node."""
@@ -125,9 +132,9 @@ class Task:
     def on_input_credit(self, lane: int) -> None:
         """The node took an item of an input stream."""
 
-    def takes_loss(self, loss: Loss) -> bool:
-        """Whether it handles the loss of its process itself (and is then finished for the engine)."""
-        return False
+    def on_lost(self, loss: Loss) -> None:
+        """Its process died; see `handles_loss`."""
+        raise NotImplementedError
 
 
 @dataclass(eq=False, kw_only=True)
@@ -156,13 +163,16 @@ class ResultStream(Generic[T]):
     of items is on its way: a slow consumer slows the generator down. Not for several threads at once.
     """
 
-    def __init__(self, grant: Callable[[int], None], close: Callable[[], None], window: int) -> None:
+    def __init__(
+        self, grant: Callable[[int], None], close: Callable[[], None], abandon: Callable[[], None], window: int
+    ) -> None:
+        self._end: Callable[[], Any] | None = None
         self._grant = grant
         self._close = close
+        self._abandon = abandon
         self._window = window
         self._items: deque[Callable[[], T]] = deque()
         self._taken = 0
-        self._end: Callable[[], Any] | None = None
         self._condition = threading.Condition()
         self.value: Any = None
         """What the generator returned, once it has ended."""
@@ -171,6 +181,8 @@ class ResultStream(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        if not self._items and self._end is None:
+            refuse_to_wait("next()")
         with self._condition:
             while not self._items and self._end is None:
                 self._condition.wait()
@@ -198,7 +210,10 @@ class ResultStream(Generic[T]):
             self._close()
 
     def __del__(self) -> None:
-        self.close()
+        # Not `close`: a finalizer may run within anything of ours, whose books it must not touch.
+        if self._end is None:
+            self._end = _stopped
+            self._abandon()
 
     def __enter__(self) -> ResultStream[T]:
         return self

@@ -154,7 +154,9 @@ def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
 
 def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float) -> Machine:
     assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], _START_LIMIT_S)
+    poll = select.poll()  # select() fails where there are more than 1024 descriptors
+    poll.register(process.stdout, select.POLLIN)
+    readable = poll.poll(_START_LIMIT_S * 1000)
     line = process.stdout.readline() if readable else b""
     process.stdout.close()
     if not line:

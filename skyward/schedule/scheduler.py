@@ -343,7 +343,7 @@ class Scheduler:
                 if excess <= 0 or idle <= 0:
                     break
                 excess -= 1
-                if task.pinned is None and not task.is_recalled:
+                if task.pinned is None and task.in_advance and not task.is_recalled:
                     task.is_recalled = True
                     idle -= 1
                     actions.append(Recall(task_id, node.id))

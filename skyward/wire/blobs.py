@@ -23,6 +23,8 @@ __all__ = ["DIGEST_SIZE", "Blob", "BlobStore", "blob_digest", "content_digest", 
 DIGEST_SIZE = 16
 _PIECE = 1 << 20
 """Bytes copied at a time: a piece is hashed and written while it is still in the cache."""
+_STORED = 128
+"""Snapshots that the client keeps at most: each is an open descriptor in the user's process."""
 _SPARE_LEAST, _SPARE_MOST = 4 << 20, 512 << 20
 _SPARE_S = 5.0
 _SEALS = getattr(fcntl, "F_SEAL_WRITE", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SHRINK", 0)
@@ -49,9 +51,25 @@ class Blob:
     size: int
     fd: int
     _closed: bool = field(default=False, repr=False)
+    _loaded: bytearray | None = field(default=None, repr=False)
 
-    def map(self) -> mmap.mmap:
-        """A fresh private mapping, readable and writable; pages are shared until they are written."""
+    def load(self) -> None:
+        """Copy it to memory of this process and close the file; it can be mapped once then."""
+        loaded = bytearray(self.size)
+        view, at = memoryview(loaded), 0
+        while at < self.size:
+            at += os.preadv(self.fd, [view[at:]], at)
+        self._loaded = loaded
+        self.close()
+
+    def map(self) -> mmap.mmap | bytearray:
+        """A fresh private mapping, readable and writable; pages are shared until they are written.
+
+        After `load`, the memory that it was loaded to, which is given away.
+        """
+        if self._loaded is not None:
+            loaded, self._loaded = self._loaded, None
+            return loaded
         return mmap.mmap(self.fd, self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
     def close(self) -> None:
@@ -234,7 +252,7 @@ class BlobStore:
         self._blobs[blob.digest] = blob
         self._sizes[blob.size] = self._sizes.get(blob.size, 0) + 1
         self._bytes += blob.size
-        while self._bytes > self._limit and len(self._blobs) > 1:
+        while (self._bytes > self._limit or len(self._blobs) > _STORED) and len(self._blobs) > 1:
             self._forget(self._blobs.popitem(last=False)[1])
         return blob
 

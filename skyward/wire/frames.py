@@ -135,11 +135,16 @@ class FrameParser:
             stop = at + _HEADER_SIZE + length
             if stop > end:
                 break
-            fd = self._fds.pop(0) if flags & HAS_FD else -1
+            fd = self._next_fd() if flags & HAS_FD else -1
             frames.append(Frame(kind, flags, lane, ident, data[at + _HEADER_SIZE : stop], fd))
             at = stop
         self._rest = data[at:]
         return frames
+
+    def _next_fd(self) -> int:
+        if not self._fds:
+            raise InternalError("wire: a file descriptor did not arrive; this process may open no more (see ulimit -n)")
+        return self._fds.pop(0)
 
     @property
     def is_mid_frame(self) -> bool:
