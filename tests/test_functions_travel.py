@@ -1,0 +1,170 @@
+"""How functions, classes and modules of the user's get to a node: run as the scripts that users run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import skyward as sky
+pool = sky.ComputePool(sky.Local(), logs=False).start()
+"""
+
+
+def run_script(folder: Path, body: str, **modules: str) -> str:
+    """What a script prints that is run in a folder of its own."""
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+    script = folder / "script.py"
+    script.write_text(HEAD + textwrap.dedent(body) + "\npool.close()\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_function_that_is_edited_between_calls_is_sent_again(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        factor, seen = 2, [1]
+
+        @sky.compute
+        def f(x):
+            return factor * x + len(seen)
+
+        print(f(10) >> pool)
+        factor = 3                     # another global
+        print(f(10) >> pool)
+        seen.append(2)                 # a global that was changed in place
+        print(f(10) >> pool)
+
+        def helper(x): return x + 1
+        @sky.compute
+        def g(x): return helper(x)
+        print(g(1) >> pool)
+        def helper(x): return x + 100  # a function that it calls
+        print(g(1) >> pool)
+
+        @sky.compute
+        def f(x):                      # the function itself
+            return -x
+        print(f(10) >> pool)
+        """,
+    )
+    assert said.split() == ["21", "31", "32", "2", "101", "-10"]
+
+
+def test_a_local_module_travels_by_name_and_keeps_its_state_in_the_slot(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        import mine
+        print([mine.count() >> pool for _ in range(3)], mine.calls)
+        print(pool.map(mine.plain, [1, 2]))
+        """,
+        mine="""
+        import skyward as sky
+        calls = 0
+        @sky.compute
+        def count():
+            global calls
+            calls += 1
+            return calls
+        def plain(x):
+            return x * 10
+        """,
+    )
+    assert said.splitlines() == ["[1, 2, 3] 0", "[10, 20]"]
+
+
+def test_instances_of_classes_of_main_come_back_as_themselves(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        from dataclasses import dataclass
+        from enum import Enum
+
+        class Colour(Enum):
+            RED = 1
+
+        @dataclass
+        class Point:
+            x: int
+            colour: Colour = Colour.RED
+            def moved(self, by):
+                return Point(self.x + by)
+
+        class Mistake(Exception):
+            pass
+
+        @sky.compute
+        def move(p):
+            assert isinstance(p, Point)
+            return p.moved(1)
+
+        @sky.compute
+        def fail():
+            raise Mistake("mine")
+
+        back = move(Point(1)) >> pool
+        print(isinstance(back, Point), back == Point(2), back.colour is Colour.RED)
+        try:
+            fail() >> pool
+        except Mistake as error:
+            print("caught", error)
+        """,
+    )
+    assert said.splitlines() == ["True True True", "caught mine"]
+
+
+def test_methods_partials_lambdas_and_recursion(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        import functools, operator
+
+        class Scale:
+            def __init__(self, by): self.by = by
+            def of(self, x): return self.by * x
+            @sky.compute
+            def later(self, x): return self.by * x
+            @classmethod
+            def name(cls): return cls.__name__
+            def __call__(self, x): return x + self.by
+
+        @sky.compute
+        def factorial(n):
+            return 1 if n == 0 else n * factorial.local(n - 1)
+
+        scale = Scale(3)
+        print(sky.compute(scale.of)(2) >> pool, scale.later(5) >> pool, sky.compute(Scale.name)() >> pool)
+        print(pool.map(functools.partial(pow, 2), [1, 2, 3]), pool.map(lambda x: -x, [1]), pool.map(scale, [1]))
+        print(factorial(10) >> pool, pool.map(operator.neg, [4]), pool.map(str.upper, ["a"]))
+        """,
+    )
+    assert said.splitlines() == ["6 15 Scale", "[2, 4, 8] [-1] [4]", "3628800 [-4] ['A']"]
+
+
+@pytest.mark.parametrize("how", ["return total", "return nested(3)"])
+def test_nested_functions_and_closures(tmp_path: Path, how: str) -> None:
+    said = run_script(
+        tmp_path,
+        f"""
+        def make(start):
+            total = start
+            def nested(n):
+                return total if n == 0 else nested(n - 1)
+            @sky.compute
+            def call():
+                {how}
+            return call
+        print(make(7)() >> pool)
+        """,
+    )
+    assert said.split() == ["7"]
