@@ -153,8 +153,8 @@ class TestTensors:
         def one_step(model: Any, x: Any) -> Any:
             model(x).sum().backward()
             with torch.no_grad():
-                for p in model.parameters():
-                    p -= 0.1 * p.grad
+                for weight in model.parameters():
+                    weight.sub_(0.1 * weight.grad)
             return model
 
         model = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.ReLU(), torch.nn.Linear(600, 1))
