@@ -12,13 +12,13 @@ import sys
 from collections import deque
 from collections.abc import Callable
 
-from ..errors import RendezvousFailed
+from ..errors import InternalError, RendezvousFailed
 from ..slot.link import read_blob_body
 from ..slot.zygote import ForkOrder
 from ..wire.blobs import Blob
 from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind, pack
 from ..wire.layout import references
-from ..wire.tasks import TASK_HEAD, NodeConfig, RankOrder
+from ..wire.tasks import CALL_KINDS, TASK_HEAD, TASK_KIND_AT, NodeConfig, RankOrder
 from .blobs import NodeBlobs
 from .facts import node_facts
 from .loop import Loop
@@ -31,7 +31,10 @@ from .zygotes import Zygote
 __all__ = ["Agent"]
 
 _MAX_EARLY_DEATHS = 5
+_RANK_ENDS_S = 5.0
+"""How long a rank's process may take to end after its last frame; a thread of the user's may keep it for ever."""
 _FINAL = (Kind.RESULT, Kind.ERROR)
+_GANG = CALL_KINDS.index("gang")
 
 
 class Agent:
@@ -52,6 +55,8 @@ class Agent:
         self._by_task: dict[int, Slot] = {}
         self._slots: list[Slot] = []
         self._ranks: dict[int, Slot] = {}
+        self._failed_ranks: dict[int, bytes] = {}
+        """What to answer when the task of a rank comes that is dead already."""
         self._zygotes: dict[tuple[str, ...], Zygote] = {}
         self._by_pid: dict[int, Slot] = {}
         self._forking: dict[int, Slot] = {}
@@ -61,7 +66,7 @@ class Agent:
             Kind.TASK: self._on_task,
             Kind.FUNCTION: self._on_function,
             Kind.BLOB: self._on_blob,
-            Kind.DROP_BLOB: lambda frame: self._blobs.drop(frame.body),
+            Kind.DROP_BLOB: self._on_drop_blob,
             Kind.CANCEL: self._on_cancel,
             Kind.RECALL: self._on_recall,
             Kind.RANK: self._on_rank,
@@ -116,6 +121,7 @@ class Agent:
         # The lease, not the connection, decides when the work ends.
         if session is self._client:
             self._client = None
+            self._failed_ranks.clear()
 
     # What tasks stand on --------------------------------------------------------------------------------------------
 
@@ -135,6 +141,16 @@ class Agent:
             pending.missing.discard(digest)
         self._dispatch()
 
+    def _on_drop_blob(self, frame: Frame) -> None:
+        self._blobs.drop(frame.body)
+        for pending in self._queue:
+            pending.missing = self._missing(pending.frame)
+
+    def _missing(self, frame: Frame) -> set[bytes]:
+        """Digests of the blobs that a task needs and that are not here."""
+        needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[frame.body[:16]]
+        return {digest for digest, _ in needed if digest not in self._blobs}
+
     def _on_reserve_port(self, frame: Frame) -> None:
         try:
             port = self._ports.reserve()
@@ -146,6 +162,10 @@ class Agent:
 
     def _on_task(self, frame: Frame) -> None:
         function = frame.body[:16]
+        if frame.body[TASK_KIND_AT] == _GANG and frame.ident not in self._ranks:
+            # Its process has died, or was never made. A plain slot would run it as something else.
+            self._send_lost(frame.ident, self._failed_ranks.pop(frame.ident, self._lost(frame.ident, None, 1)))
+            return
         needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[function]
         if not needed and not self._queue:  # the common case
             slot = self._slot_for(frame.ident)
@@ -154,7 +174,7 @@ class Agent:
                 self._by_task[frame.ident] = slot
                 self._pass_on(slot, frame)
                 return
-        pending = Pending(frame, {digest for digest, _ in needed if digest not in self._blobs})
+        pending = Pending(frame, self._missing(frame))
         self._queue.append(pending)
         self._dispatch()
 
@@ -214,7 +234,7 @@ class Agent:
 
     def _send_blob(self, slot: Slot, digest: bytes) -> None:
         blob = self._blobs.get(digest)
-        assert blob is not None  # tasks wait until their blobs are here, and the client drops none that is needed
+        assert blob is not None  # tasks wait until their blobs are here
         body = digest + blob.size.to_bytes(8, "little") + bytes(8)
         slot.channel.queue(Kind.BLOB, body=body, fd=blob.fd)
 
@@ -245,7 +265,8 @@ class Agent:
     def _queue_stream_frame(self, slot: Slot, frame: Frame) -> None:
         if frame.kind == Kind.IN_ITEM:
             for digest, _ in references(frame.body):
-                self._send_blob(slot, digest)
+                if digest in self._blobs:  # else the item fails in its task: it came in its turn, behind its blobs
+                    self._send_blob(slot, digest)
         slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
 
     def _pending(self, task: int) -> Pending | None:
@@ -267,10 +288,12 @@ class Agent:
             self._send(Kind.RECALLED, frame.ident)
             rank = self._ranks.get(frame.ident)
             if rank is not None:
+                rank.cancelled.add(frame.ident)
                 self._kill(rank)
             return
         slot = self._by_task.get(frame.ident)
         if slot is None:
+            self._failed_ranks.pop(frame.ident, None)
             self._send(Kind.RECALLED, frame.ident)
             return
         slot.cancelled.add(frame.ident)
@@ -291,8 +314,12 @@ class Agent:
             self._kill(slot)
 
     def _kill(self, slot: Slot) -> None:
-        if slot.pid is not None and not slot.is_dead:
-            kill_session(slot.pid)
+        if slot.is_dead:
+            return
+        if slot.pid is None:  # its zygote is busy with an import, which may never end; see "forked"
+            self._on_slot_dead(slot, 0, -signal.SIGKILL)
+            return
+        _kill_process(slot.pid)
 
     def _on_close(self, frame: Frame) -> None:
         """The consumer of a stream is gone: the generator is closed at its next yield, or interrupted, or killed."""
@@ -320,6 +347,11 @@ class Agent:
         except ConnectionError:
             # Its process is ending; the zygote says how. Until then there is nothing to read.
             self._loop.forget(slot.channel)
+        except InternalError as error:
+            slot.is_broken = True
+            self._loop.forget(slot.channel)
+            self._say(f"a slot is killed, for what it sent is no frame: {error}")
+            self._kill(slot)
 
     def _on_slot_frame(self, slot: Slot, frame: Frame) -> None:
         kind = frame.kind
@@ -332,6 +364,8 @@ class Agent:
             slot.finished_any = True
             self._early_deaths = 0
             self._by_task.pop(frame.ident, None)
+            if slot.rank is not None:
+                self._loop.call_later(_RANK_ENDS_S, lambda: self._kill(slot))
             if self._queue:
                 self._dispatch()
         elif kind == Kind.LOG:
@@ -408,6 +442,9 @@ class Agent:
         match event:
             case ("forked", int(number), int(pid)):
                 slot = self._forking.pop(number)
+                if slot.is_dead:  # nobody waited for it any more
+                    _kill_process(pid)
+                    return
                 slot.pid = pid
                 self._by_pid[pid] = slot
                 for task in slot.cancelled:
@@ -423,16 +460,19 @@ class Agent:
 
     def _on_fork_failed(self, number: int, text: str) -> None:
         slot = self._forking.pop(number)
-        sys.stderr.write(f"skyward: node {self._config.node}: cannot start a process: {text}\n")
-        sys.stderr.flush()
+        self._say(f"cannot start a process: {text}")
         self._on_slot_dead(slot, 0, 1)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"skyward: node {self._config.node}: {text}\n")
+        sys.stderr.flush()
 
     def _on_zygote_gone(self, zygote: Zygote) -> None:
         """Its children died with it, and nobody is left to say so."""
         del self._zygotes[zygote.preload]
         orphans = [s for s in [*self._slots, *self._ranks.values()] if not s.is_dead]
         for number, slot in list(self._forking.items()):
-            if slot in orphans and slot.preload == zygote.preload:
+            if slot.preload == zygote.preload:
                 del self._forking[number]
         for slot in orphans:
             if slot.preload == zygote.preload:
@@ -462,7 +502,11 @@ class Agent:
 
     def _report_lost(self, slot: Slot, task: int, code: int) -> None:
         self._by_task.pop(task, None)
-        index = slot.begun_index(task)
+        self._send_lost(task, self._lost(task, slot, code))
+
+    def _lost(self, task: int, slot: Slot | None, code: int) -> bytes:
+        """The body of a LOST frame. No slot: there never was one for it."""
+        index = None if slot is None else slot.begun_index(task)
         if index is None and self._early_deaths >= _MAX_EARLY_DEATHS:
             index = 0  # it would be given out again for ever: every process dies before it begins anything
         lost: dict[str, object] = {
@@ -471,14 +515,14 @@ class Agent:
             "exit_code": code if code >= 0 else None,
             "started": index is not None,
             "index": index,
-            "cancelled": task in slot.cancelled,
+            "cancelled": slot is not None and task in slot.cancelled,
             "early_deaths": self._early_deaths,
         }
-        self._send_lost(task, lost)
+        return json.dumps(lost).encode()
 
-    def _send_lost(self, task: int, lost: dict[str, object]) -> None:
+    def _send_lost(self, task: int, body: bytes) -> None:
         if self._client is not None:
-            self._client.send_result(Frame(Kind.LOST, 0, 0, task, json.dumps(lost).encode()))
+            self._client.send_result(Frame(Kind.LOST, 0, 0, task, body))
 
     def _on_rank_dead(self, slot: Slot, code: int) -> None:
         for task, rank in list(self._ranks.items()):
@@ -489,6 +533,8 @@ class Agent:
             if pending is not None:  # it died before its task reached it
                 self._queue.remove(pending)
                 self._report_lost(slot, task, code)
+            elif not (task in slot.running or task in slot.cancelled or slot.finished_any):  # before its task came
+                self._failed_ranks[task] = self._lost(task, slot, code)
 
     def _replace(self, slot: Slot) -> None:
         self._slots.remove(slot)
@@ -510,9 +556,16 @@ class Agent:
         """Close what the slots wait on, and kill what does not end by itself; the watchdog sees to the rest."""
         self._listener.close()
         for slot in [*self._slots, *self._ranks.values()]:
-            if slot.running:
+            if slot.running and slot.pid is not None:
                 self._kill(slot)
             slot.close()
         for zygote in self._zygotes.values():
             zygote.close()
         self._ports.release_all()
+
+
+def _kill_process(pid: int) -> None:
+    """And its session; a process that was forked just now leads none yet."""
+    kill_session(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

@@ -8,9 +8,11 @@ it can be connected to.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
+import resource
 import shutil
 import socket
 import sys
@@ -28,6 +30,7 @@ def main() -> int:
     order = sys.stdin.buffer.read()
     if not order:
         return 1  # who started us died, or was interrupted, before it said what for
+    _raise_file_limit()
     config: NodeConfig = pickle.loads(order)
     os.makedirs(config.folder, mode=0o700, exist_ok=True)
     try:
@@ -43,6 +46,13 @@ def main() -> int:
     gc.set_threshold(50_000, 10, 10)
     lease = Lease(config.lease_s)
     return guard(lambda: Agent(config, lease, listener).run(), lease, config.folder)
+
+
+def _raise_file_limit() -> None:
+    """Each blob is a descriptor, here and in the slots, which inherit the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS names a limit that it does not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listen(path: str) -> socket.socket:

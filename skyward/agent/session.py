@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
 
+from ..errors import InternalError
 from ..wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
 from ..wire.frames import HAS_FD, QUIET, Frame, Kind, pack
 from .loop import Loop
@@ -47,6 +49,10 @@ class Session:
         except BlockingIOError:
             return
         except ChannelClosed:
+            self.close()
+        except InternalError as error:  # what comes is no frame: nothing that follows can be understood either
+            sys.stderr.write(f"skyward: a connection to the agent was closed: {error}\n")
+            sys.stderr.flush()
             self.close()
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0, fd: int = -1) -> None:

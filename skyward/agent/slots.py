@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..errors import InternalError
 from ..slot.worker import CANCEL, CURRENT, DRAINED, INDEX, PAGE_GROUP, SlotConfig, map_page
 from ..topology import Rank
 from ..wire.channel import Channel, ChannelClosed
@@ -51,6 +52,8 @@ class Slot:
     finished_any: bool = False
     is_blocked: bool = False
     """Its socket is full: the rest is sent when it can take more."""
+    is_broken: bool = False
+    """What it sent was no frame: nothing that follows can be understood, and it is killed."""
     is_dead: bool = False
 
     @property
@@ -80,9 +83,9 @@ class Slot:
     def receive(self) -> Iterator[Frame]:
         """Frames that have come; never waits."""
         try:
-            while True:
+            while not self.is_broken:
                 yield from self.channel.receive()
-        except (BlockingIOError, ChannelClosed):
+        except (BlockingIOError, ChannelClosed, InternalError):
             return
 
     def output(self) -> Iterator[tuple[int, int, bytes]]:

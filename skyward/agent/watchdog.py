@@ -22,6 +22,8 @@ __all__ = ["Lease", "guard", "kill_session", "processes_below", "processes_of_se
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.25
+_PAUSE_S = 1.0
+"""A watchdog that wakes so much too late was stopped: a paused machine, SIGSTOP, a frozen cgroup."""
 _KILL_LIMIT_S = 5.0
 
 
@@ -79,6 +81,7 @@ def _prctl(option: int, value: int) -> None:
 
 def _watch(agent: int, lease: Lease) -> int:
     """Until the agent has ended, by itself or because its lease is over."""
+    polled = time.monotonic()
     while True:
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -87,6 +90,11 @@ def _watch(agent: int, lease: Lease) -> int:
                     return os.waitstatus_to_exitcode(status)
                 if not pid:
                     break
+        now = time.monotonic()
+        if now - polled > _POLL_S + _PAUSE_S:
+            # We did not run, so the agent, or the machine, hardly did: it could not hear a keeper that may be well.
+            lease.renew()
+        polled = now
         if lease.is_over:
             os.kill(agent, signal.SIGKILL)
             os.waitpid(agent, 0)

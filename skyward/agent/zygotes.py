@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..slot.zygote import ForkOrder, ZygoteConfig
+from ..slot.zygote import ForkOrder, ZygoteConfig, send_order
 from ..wire.tasks import NodeConfig
 from .loop import Loop
 
@@ -47,15 +50,41 @@ class Zygote:
                 start_new_session=True,
             )
         self._sock.send(pickle.dumps(ZygoteConfig(path=node.path, preload=preload)))
+        self._sock.setblocking(False)
+        self._orders: deque[tuple[int, bytes, list[int]]] = deque()
         loop.watch(self._sock, self._read)
 
     def fork(self, order: ForkOrder, fds: list[int]) -> None:
         """Ask for a process; the descriptors may be closed when this returns."""
-        socket.send_fds(self._sock, [pickle.dumps(order)], fds)
+        self._orders.append((order.number, pickle.dumps(order), [os.dup(fd) for fd in fds]))
+        self._send_orders()
+
+    def _send_orders(self) -> None:
+        """Those that the socket takes: a zygote that imports something for minutes does not read."""
+        while self._orders:
+            number, order, fds = self._orders[0]
+            failed = ""
+            try:
+                send_order(self._sock, order, fds)
+            except BlockingIOError:
+                self._loop.watch(self._sock, self._read, self._send_orders)
+                return
+            except ConnectionError:  # it is gone, and `_read` will say so
+                return
+            except OSError as error:
+                failed = f"{type(error).__name__}: {error}"
+            self._orders.popleft()
+            _close_all(fds)
+            if failed:
+                self._on_event(self, ("failed", number, failed))
+        if self._sock.fileno() >= 0:
+            self._loop.watch(self._sock, self._read)
 
     def _read(self) -> None:
         try:
             data = self._sock.recv(_PACKET)
+        except BlockingIOError:
+            return
         except ConnectionError:
             data = b""
         if data:
@@ -70,5 +99,14 @@ class Zygote:
             return
         self._loop.forget(self._sock)
         self._sock.close()
+        for _, _, fds in self._orders:
+            _close_all(fds)
+        self._orders.clear()
         self.process.kill()
         self.process.wait()
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

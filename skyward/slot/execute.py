@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -79,6 +80,8 @@ class TaskRun:
     """Runs first, as part of the task: the pool's initializer."""
     at_end: Callable[[int], int] = lambda task: 0
     """Runs when user code is done, before the last frame, and gives its flags: it marks the end of the output."""
+    _thread: int = 0
+    """The one that runs the task; 0 when it has ended."""
     _credit: int = 0
     _inputs: dict[int, deque[Arrived]] = field(default_factory=dict)
     _index: int | None = None
@@ -86,6 +89,7 @@ class TaskRun:
     def run(self) -> None:
         """Never raises for what the user's code does; raises ChannelClosed when the agent is gone."""
         frame = self.frame
+        self._thread = threading.get_ident()
         started = time.perf_counter_ns()
         try:
             head = unpack_task(frame.body)
@@ -102,6 +106,8 @@ class TaskRun:
             task = frame.ident
             flags = self.at_end(task)
             self.link.send_payload(Kind.RESULT, task, result, time.perf_counter_ns() - started, flags=flags)
+        finally:
+            self._thread = 0
 
     # Loading --------------------------------------------------------------------------------------------------------
 
@@ -222,6 +228,11 @@ class TaskRun:
         """The user's end of an input stream: one credit for each item taken."""
         queue = self._inputs.setdefault(lane, deque())
         while True:
+            if threading.get_ident() != self._thread:  # it would take the frames of whatever runs now
+                raise UsageError(
+                    "an iterator that was given as an argument can be read only by the thread that runs the function, "
+                    "and only until the function ends; read it there and hand the items on"
+                )
             with self.guard.our_code():
                 while not queue:
                     self._take([self.inbox.wait()])

@@ -31,6 +31,8 @@ Stream = Literal["stdout", "stderr"]
 _FDS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 _MARKER = struct.Struct("<2s16sQ")
 MARKER_SIZE = _MARKER.size
+_LOG_PIECE = 16 * 1024
+"""Characters in a LOG frame, of at most 4 bytes each: far below the limit of a frame."""
 
 
 def marker(token: bytes, task: int) -> bytes:
@@ -180,7 +182,7 @@ class _TaskStream(io.TextIOBase):
         elif self._number + 1 not in getattr(self._local, "muted", ()):
             whole, newline, rest = (self._partial.pop(call.task, "") + text).rpartition("\n")
             if newline:
-                self._send(call.task, self._number, (whole + newline).encode())
+                self._send_text(call.task, whole + newline)
             if rest:
                 self._partial[call.task] = rest
         return len(text)
@@ -188,7 +190,11 @@ class _TaskStream(io.TextIOBase):
     def end_line(self, task: int) -> None:
         rest = self._partial.pop(task, "")
         if rest:
-            self._send(task, self._number, rest.encode())
+            self._send_text(task, rest)
+
+    def _send_text(self, task: int, text: str) -> None:
+        for at in range(0, len(text), _LOG_PIECE):
+            self._send(task, self._number, text[at : at + _LOG_PIECE].encode())
 
 
 def forbid_terminal() -> None:

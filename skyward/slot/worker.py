@@ -136,6 +136,83 @@ class _Guard:
         return self._page, self._base + INDEX
 
 
+class _LaneGuard(_Guard):
+    """The guard of a lane of a thread slot: `cancel` raises in the lane's thread, while it runs that task's user code.
+
+    The exception may come up between two bytecodes of our own that lead out of user code, but not later: whoever
+    leaves takes back what has not come up. Made by the lane's thread.
+    """
+
+    def __init__(self, page: memoryview, lane: int) -> None:
+        super().__init__(page, lane, interrupts=False)
+        self._lock = threading.Lock()
+        self._thread = threading.get_ident()
+        self._inbox: _QueueInbox | None = None
+        self._task = 0
+        self._is_wanted = False
+        self._is_raised = False
+
+    def begin_with(self, inbox: _QueueInbox) -> None:
+        """The task to begin next is that of `inbox`; it may have been cancelled while it waited for a lane."""
+        self._inbox = inbox
+        inbox.guard = self
+
+    def cancel(self, task: int) -> None:
+        """Called by another thread."""
+        with self._lock:
+            if task == self._task and not self._is_raised:
+                self._is_wanted = True
+                if self._in_user_code:
+                    self._is_raised = True
+                    _set_exception(self._thread, Cancelled)
+
+    def was_told(self) -> None:
+        """The task has read that it is cancelled, and unwinds."""
+        with self._lock:
+            self._is_raised = True
+
+    def enter(self, is_user_code: bool) -> None:
+        with self._lock:
+            self._in_user_code = is_user_code
+            is_due = is_user_code and self._is_wanted and not self._is_raised
+            if is_due:
+                self._is_raised, self._in_user_code = True, False
+            elif not is_user_code:
+                self._take_back()
+        if is_due:
+            raise Cancelled
+
+    def leave(self) -> None:
+        with self._lock:
+            self._in_user_code = False
+            self._take_back()
+
+    def begin(self, task: int) -> None:
+        super().begin(task)
+        with self._lock:
+            self._task = task
+            self._is_wanted = self._inbox is not None and self._inbox.is_closed
+            self._is_raised = False
+
+    def end(self) -> None:
+        with self._lock:
+            self._in_user_code = False
+            self._task = 0
+            self._take_back()
+        self._inbox = None
+        super().end()
+
+    def _take_back(self) -> None:
+        if self._is_raised:
+            _set_exception(self._thread, None)
+
+
+def _set_exception(thread: int, kind: type[BaseException] | None) -> None:
+    """A thread cannot be killed, but Python code in it can be interrupted between two bytecodes. None: not any more."""
+    exception = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+
+
 class _Slot:
     """What process and thread slots share: functions, blobs, the pool's topology."""
 
@@ -162,6 +239,12 @@ class _Slot:
         else:
             return False
         return True
+
+    def drop(self, frame: Frame) -> None:
+        """The frame is about a task that has ended; so are the blobs that came with it."""
+        if frame.kind == Kind.IN_ITEM:
+            for digest, _ in references(frame.body):
+                self._arrived.pop(digest, None)
 
     def blobs_of(self, frame: Frame, start: int) -> tuple[Blob, ...]:
         """The blobs that came before the frame because it needs them; its payload begins at `start`.
@@ -294,7 +377,8 @@ def _serve_process(slot: _Slot, page: memoryview) -> None:
         else:
             frame = slot.link.receive()
             if frame.kind != Kind.TASK:
-                slot.keep(frame)
+                if not slot.keep(frame):
+                    slot.drop(frame)
                 continue
             blobs = slot.blobs_of(frame, TASK_HEAD.size)
         slot.run(frame, blobs, 0, guard, inbox, streams, whole_process=True)
@@ -311,34 +395,51 @@ class _QueueInbox:
 
     def __init__(self) -> None:
         self.frames: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
+        self.guard: _LaneGuard | None = None
+        self.is_closed = False
+
+    def put(self, frame: Frame, blobs: tuple[Blob, ...]) -> None:
+        """Called by the main thread."""
+        self.frames.put((frame, blobs))
+        if frame.kind == Kind.CLOSE:
+            self.is_closed = True  # before the guard is looked at: a lane that has none yet looks here when it begins
+            if self.guard is not None:
+                self.guard.cancel(frame.ident)
 
     def wait(self) -> Arrived:
-        return self.frames.get()
+        return self._told(self.frames.get())
 
     def waiting(self) -> Iterator[Arrived]:
         while True:
             try:
-                yield self.frames.get_nowait()
+                yield self._told(self.frames.get_nowait())
             except queue.Empty:
                 return
+
+    def _told(self, arrived: Arrived) -> Arrived:
+        if arrived[0].kind == Kind.CLOSE and self.guard is not None:
+            self.guard.was_told()
+        return arrived
 
 
 def _serve_threads(slot: _Slot, page: memoryview) -> None:
     streams = ThreadStreams(lambda task, stream, text: slot.link.send(Kind.LOG, task, text, lane=stream))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tasks: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
-    running: dict[int, tuple[_QueueInbox, int]] = {}
+    running: dict[int, _QueueInbox] = {}
 
     def lane_loop(lane: int) -> None:
-        guard = _Guard(page, lane, interrupts=False)
+        guard = _LaneGuard(page, lane)
         while True:
             frame, blobs = tasks.get()
-            inbox = running[frame.ident][0]
-            running[frame.ident] = (inbox, threading.get_ident())
+            inbox = running[frame.ident]
+            guard.begin_with(inbox)
             try:
                 slot.run(frame, blobs, lane, guard, inbox, streams, whole_process=False)
             except ChannelClosed:
                 return
+            except Cancelled:  # the task has ended; the lane goes on
+                pass
             finally:
                 running.pop(frame.ident, None)
                 del blobs
@@ -351,18 +452,14 @@ def _serve_threads(slot: _Slot, page: memoryview) -> None:
         if slot.keep(frame):
             continue
         if frame.kind == Kind.TASK:
-            running[frame.ident] = (_QueueInbox(), 0)
+            running[frame.ident] = _QueueInbox()
             tasks.put((frame, slot.blobs_of(frame, TASK_HEAD.size)))
-        elif frame.ident in running:
-            inbox, thread = running[frame.ident]
-            inbox.frames.put((frame, slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ()))
-            if frame.kind == Kind.CLOSE and thread:
-                _raise_in_thread(thread)
-
-
-def _raise_in_thread(thread: int) -> None:
-    """A thread cannot be killed, but Python code in it can be interrupted between two bytecodes."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Cancelled))
+            continue
+        inbox = running.get(frame.ident)  # its lane may take it out at any moment
+        if inbox is None:
+            slot.drop(frame)
+            continue
+        inbox.put(frame, slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ())
 
 
 def serve(sock: socket.socket, page_fd: int, config: SlotConfig, failed: Exception | None = None) -> None:

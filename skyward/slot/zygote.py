@@ -23,15 +23,18 @@ import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from ..launch import Launch
 from .functions import explain_load_error
 from .worker import SlotConfig, serve
 
-__all__ = ["ForkOrder", "ZygoteConfig", "main"]
+__all__ = ["ForkOrder", "ZygoteConfig", "main", "send_order"]
 
 _PACKET = 1 << 20
+_ORDER_PACKET = 64 * 1024
+"""Bytes. A socket takes no packet beyond its buffer; a larger order (the options of an integration) is in a memfd."""
+_FDS = 4
 _PR_SET_PDEATHSIG = 1
 
 
@@ -50,6 +53,30 @@ class ForkOrder:
     config: SlotConfig
     launch: bytes = b""
     """Pickled Launch of a gang; empty for a plain slot."""
+
+
+def send_order(sock: socket.socket, order: bytes, fds: list[int]) -> None:
+    """One pickled ForkOrder, whole or not at all. Raises OSError, BlockingIOError where the socket does not block."""
+    if len(order) <= _ORDER_PACKET:
+        socket.send_fds(sock, [order], fds)
+        return
+    with open(os.memfd_create("skyward-order", os.MFD_CLOEXEC), "w+b") as file:
+        file.write(order)
+        file.flush()
+        socket.send_fds(sock, [b"\0"], [*fds, file.fileno()])
+
+
+def _receive_order(sock: socket.socket) -> tuple[ForkOrder | None, list[int]]:
+    """None: the other side is gone."""
+    data, fds, _, _ = socket.recv_fds(sock, _PACKET, 8, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+    if not data:
+        return None, fds
+    if len(fds) > _FDS:
+        with open(fds.pop(), "rb") as file:
+            file.seek(0)
+            data = file.read()
+    order: ForkOrder = pickle.loads(data)
+    return order, fds
 
 
 def main(fd: int) -> None:
@@ -113,10 +140,10 @@ def _loop(sock: socket.socket, config: ZygoteConfig) -> None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
                 continue
-            data, fds, _, _ = socket.recv_fds(sock, _PACKET, 8, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-            if not data:
+            order, fds = _receive_order(sock)
+            if order is None:
                 return
-            _fork(sock, pickle.loads(data), fds, config)
+            _fork(sock, order, fds, config)
         _report_exits(sock)
 
 
@@ -168,10 +195,15 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
     except BaseException:  # nothing may return into the zygote's loop from the child
         traceback.print_exc()
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """End now, whatever threads the user's code has left behind."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _draw_own_numbers() -> None:
@@ -229,7 +261,7 @@ def _execute_afresh(order: ForkOrder, fds: list[int], config: ZygoteConfig) -> i
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        socket.send_fds(parent, [pickle.dumps(order)], fds)
+        send_order(parent, pickle.dumps(order), fds)
     process.returncode = 0  # `_report_exits` reaps it; Popen must not
     return process.pid
 
@@ -244,6 +276,14 @@ fresh(int(sys.argv[1]))
 
 def fresh(fd: int) -> None:
     """Entry of a process that was executed afresh."""
-    with socket.socket(fileno=fd) as sock:
-        data, fds, _, _ = socket.recv_fds(sock, _PACKET, 8)
-    become_slot(pickle.loads(data), fds)
+    code = 1
+    try:
+        with socket.socket(fileno=fd) as sock:
+            order, fds = _receive_order(sock)
+        if order is not None:
+            become_slot(order, fds)
+            code = 0
+    except BaseException:  # as in a process that was forked
+        traceback.print_exc()
+    finally:
+        _exit(code)

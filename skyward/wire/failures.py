@@ -24,6 +24,10 @@ from ..errors import RemoteError, SkywardError, TaskError
 
 __all__ = ["Failure", "decode_failure", "encode_exception", "encode_failure", "stamp_failure"]
 
+_TEXT_LIMIT = 32 * 1024
+_PICKLE_LIMIT = 128 * 1024
+"""Bytes. A failure travels in one frame, and its message in its pickle and in its traceback as well."""
+
 _stamped: tuple[BaseException, float] | None = None
 
 
@@ -62,12 +66,15 @@ def encode_failure(
 ) -> bytes:
     """`hide`: a folder whose frames are ours, left out of the traceback's top."""
     pickled, reason = encode_exception(error)
+    if pickled is not None and len(pickled) > _PICKLE_LIMIT:
+        reason = f"it is too large: {len(pickled)} bytes; the limit is {_PICKLE_LIMIT}"
+        pickled = None
     failure = Failure(
         type_name=_type_name(error),
-        message=_message(error),
-        traceback=_traceback_text(error, hide),
+        message=_shortened(_message(error)),
+        traceback=_shortened(_traceback_text(error, hide)),
         pickled=pickled,
-        reason=reason,
+        reason=_shortened(reason),
         is_cancelled=is_cancelled,
         at=_stamped[1] if _stamped is not None and _stamped[0] is error else time.time(),
         index=index,
@@ -187,6 +194,16 @@ def _message(error: BaseException) -> str:
         return str(error)
     except Exception as why:  # a __str__ of the user's
         return f"<its __str__ raised {type(why).__name__}>"
+
+
+def _shortened(text: str) -> str:
+    """At most `_TEXT_LIMIT` bytes or so; of what is longer, the beginning and the end."""
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) <= _TEXT_LIMIT:
+        return text
+    half = _TEXT_LIMIT // 2
+    begin, end = data[:half].decode("utf-8", "ignore"), data[-half:].decode("utf-8", "ignore")
+    return f"{begin} ... [{len(data) - 2 * half} bytes left out] ... {end}"
 
 
 def _traceback_text(error: BaseException, hide: str) -> str:
