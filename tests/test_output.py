@@ -16,7 +16,7 @@ from typing import Any, Literal, assert_type
 import pytest
 
 from skyward import output
-from skyward.compute import compute
+from skyward.calls import compute
 from skyward.errors import UsageError
 from skyward.output import Stream, install_muter, silent, stderr, stdout
 from skyward.topology import InstanceInfo
