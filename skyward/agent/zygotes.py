@@ -40,7 +40,8 @@ class Zygote:
         self._on_event = on_event
         self.preload = preload
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(self._sock.close)
             self.process = subprocess.Popen(
                 [node.python, "-c", _BOOT, str(theirs.fileno()), *node.path],
                 pass_fds=[theirs.fileno()],
@@ -49,6 +50,7 @@ class Zygote:
                 env=dict(node.env),
                 start_new_session=True,
             )
+            undo.pop_all()
         self._sock.send(pickle.dumps(ZygoteConfig(path=node.path, preload=preload)))
         self._sock.setblocking(False)
         self._orders: deque[tuple[int, bytes, list[int]]] = deque()

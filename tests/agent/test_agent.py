@@ -1,0 +1,144 @@
+"""The agent by itself: frames in, frames out, with processes that cannot be made or that say nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.agent.agent import Agent
+from skyward.agent.loop import Loop
+from skyward.agent.session import Session
+from skyward.agent.slots import make_slot
+from skyward.agent.watchdog import Lease
+from skyward.slot.link import blob_body
+from skyward.slot.worker import SlotConfig
+from skyward.slot.zygote import ForkOrder, _receive_order, send_order
+from skyward.topology import Rank
+from skyward.wire.blobs import Blob
+from skyward.wire.frames import Frame, Kind
+from skyward.wire.payloads import encode
+from skyward.wire.tasks import CALL_KINDS, NodeConfig, RankOrder, TaskHead, pack_task
+
+FUNCTION = b"f" * 16
+RANK = Rank(
+    rank=0,
+    world_size=1,
+    local_rank=0,
+    local_world_size=1,
+    node=0,
+    node_rank=0,
+    nodes=1,
+    head_addr="127.0.0.1",
+    head_port=1,
+    local_addr="127.0.0.1",
+)
+
+
+class Client:
+    """Hears what the agent says."""
+
+    def __init__(self) -> None:
+        self.heard: list[Frame] = []
+
+    def send_result(self, frame: Frame) -> None:
+        self.heard.append(frame)
+
+    def flush(self) -> None: ...
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Any]:
+    """Of a node whose interpreter does not exist; it runs no slot."""
+    config = NodeConfig(
+        pool="p", node=0, folder=str(tmp_path), slots=1, python="/nowhere", path=(), cwd=str(tmp_path), env=()
+    )
+    with socket.socket(socket.AF_UNIX) as listener:
+        made: Any = Agent(config, Lease(5.0), listener)
+        made._client = Client()
+        payload = encode(None, lambda data: pytest.fail("a blob")).body
+        made._on_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + payload))
+        yield made
+
+
+def task(ident: int, kind: str, payload: bytes) -> Frame:
+    head = TaskHead(FUNCTION, 0, CALL_KINDS.index(kind), 0, 0)
+    return Frame(Kind.TASK, 0, 0, ident, pack_task(head, payload))
+
+
+def test_the_task_of_a_rank_that_could_not_be_made_is_lost_and_runs_nowhere(
+    agent: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slot = make_slot(0)
+    agent._slots.append(slot)
+    agent._on_rank(Frame(Kind.RANK, 0, 1, 7, pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))))
+    assert "cannot start a process" in capfd.readouterr().err
+    agent._on_task(task(7, "gang", encode(((), {}), lambda data: pytest.fail("a blob")).body))
+    (lost,) = agent._client.heard
+    assert (lost.kind, lost.ident) == (Kind.LOST, 7)
+    assert json.loads(lost.body)["started"] is False
+    assert not slot.running
+    assert not agent._failed_ranks
+    slot.close()
+
+
+def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: Any) -> None:
+    blobs: list[Blob] = []
+
+    def put(data: memoryview) -> Blob:
+        blobs.append(Blob.snapshot(data.cast("B")))
+        return blobs[-1]
+
+    def arrives() -> None:
+        body = blob_body(blobs[0].digest, blobs[0].size)
+        agent._on_blob(Frame(Kind.BLOB, 0, 0, 0, body, os.dup(blobs[0].fd)))
+
+    slot = make_slot(0)
+    slot.running[1] = None
+    agent._slots.append(slot)
+    payload = encode(((b"x" * 1_000_000,), {}), put).body
+    agent._on_task(task(2, "plain", payload))
+    arrives()
+    agent._on_drop_blob(Frame(Kind.DROP_BLOB, 0, 0, 0, blobs[0].digest))
+    del slot.running[1]
+    agent._dispatch()
+    assert not slot.running
+    arrives()
+    assert list(slot.running) == [2]
+    slot.close()
+
+
+def test_a_session_that_is_sent_what_is_no_frame_is_closed(capfd: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = socket.socketpair()
+    loop = Loop()
+    closed: list[Session] = []
+
+    def ended(session: Session) -> None:
+        closed.append(session)
+        loop.stop()
+
+    session = Session(loop, ours, 1000, lambda session, frame: None, ended)
+    with theirs:
+        theirs.sendall(b"\xff" * 64)
+        loop.run()
+    assert closed == [session]
+    assert "a connection to the agent was closed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_an_order_of_any_size_reaches_the_zygote_with_its_descriptors(size: int) -> None:
+    order = ForkOrder(number=1, config=SlotConfig(number=0, token=b"t"), launch=b"x" * size)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        send_order(ours, pickle.dumps(order), [0, 0, 0, 0])
+        received, fds = _receive_order(theirs)
+    assert received == order
+    assert len(fds) == 4
+    for fd in fds:
+        os.close(fd)

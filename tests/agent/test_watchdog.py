@@ -1,0 +1,51 @@
+"""The watchdog tells a keeper that is gone from a machine that stood still."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skyward.agent import watchdog
+
+
+class Machine:
+    """Time passes only in the watchdog's waits: as much as `waits` says, one after another."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
+        self.now = 100.0
+        self.killed: list[int] = []
+        self._waits = waits
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        system = SimpleNamespace(
+            WNOHANG=os.WNOHANG, waitpid=lambda pid, flags: (0, 0), kill=lambda pid, number: self.killed.append(pid)
+        )
+        monkeypatch.setattr(watchdog, "time", clock)
+        monkeypatch.setattr(watchdog, "os", system)
+        monkeypatch.setattr(watchdog, "_wait_for_child", self._wait)
+
+    def _wait(self, limit_s: float) -> None:
+        if not self._waits:
+            raise KeyboardInterrupt
+        self.now += self._waits.pop(0)
+
+
+def watch(lease: watchdog.Lease) -> Any:
+    try:
+        return watchdog._watch(1, lease)
+    except KeyboardInterrupt:
+        return None
+
+
+def test_a_lease_that_ran_out_while_the_machine_stood_still_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, [0.25, 60.0, 0.25])
+    assert watch(watchdog.Lease(2.0)) is None
+    assert not machine.killed
+
+
+def test_a_lease_that_runs_out_while_the_watchdog_runs_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, [60.0] + [0.25] * 20)
+    assert watch(watchdog.Lease(2.0)) == 3
+    assert machine.killed == [1]

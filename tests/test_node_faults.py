@@ -1,0 +1,199 @@
+"""What goes wrong on a node stays small: it fails one task, or one process, and the node goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from skyward.errors import RemoteError, SlotLost, TaskTimeout, UsageError
+from skyward.integrations.base import IntegrationBase, integrate
+from skyward.topology import Rank
+from tests.waiting import until
+
+
+@pytest.fixture(scope="module")
+def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
+    return sky_pools(nodes=1, concurrency=1, logs=False)
+
+
+@sky.compute
+def raise_long(length: int) -> None:
+    raise ValueError("x" * length)
+
+
+@sky.compute
+def one() -> int:
+    return 1
+
+
+@pytest.mark.parametrize("length", [130_000, 400_000])
+def test_an_error_with_a_huge_message_arrives(pool: sky.ComputePool, length: int) -> None:
+    agents = pool.agent_pids()
+    with pytest.raises((ValueError, RemoteError), match="x" * 1000) as caught:
+        raise_long(length) >> pool
+    if isinstance(caught.value, RemoteError):
+        assert "too large" in str(caught.value)
+        assert "bytes left out" in str(caught.value)
+    assert pool.agent_pids() == agents
+
+
+def test_a_huge_print_in_a_thread_slot_arrives_whole() -> None:
+    heard: list[sky.LogLine] = []
+
+    @sky.compute
+    def shout() -> None:
+        print("y" * 400_000)
+        print("z" * 400_000, end="")
+
+    with sky.ComputePool(sky.Local(), executor="thread", logs=heard.append) as pool:
+        shout() >> pool
+    assert "".join(line.text for line in heard) == "y" * 400_000 + "z" * 400_000
+
+
+def test_a_slot_that_sends_what_is_no_frame_is_killed_alone(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def garble() -> None:
+        from skyward.slot.link import Link
+
+        def send(self: Any, *args: object, **kwargs: object) -> None:
+            self._sock.sendall(b"\xff" * 64)
+
+        Link.send_payload = send  # type: ignore[method-assign]
+
+    agents = pool.agent_pids()
+    with pytest.raises(SlotLost):
+        garble() >> pool
+    assert one() >> pool == 1
+    assert pool.agent_pids() == agents
+
+
+def test_cancelled_calls_leave_their_lane_able_to_work(tmp_path: Path) -> None:
+    @sky.compute
+    def spin(started: Path) -> None:
+        started.touch()
+        while True:
+            pass
+
+    @sky.compute
+    def nothing() -> int:
+        return 5
+
+    with sky.ComputePool(sky.Local(), executor="thread", logs=False) as pool:
+        for number in range(20):
+            future = spin(tmp_path / str(number)) > pool
+            until((tmp_path / str(number)).exists)
+            future.cancel()
+            cut = nothing() > pool
+            cut.cancel()
+            assert (nothing() > pool).result(20) == 5
+
+
+# Ranks ------------------------------------------------------------------------------------------------------------
+
+
+class Preloads(IntegrationBase):
+    """A gang whose zygote imports a module of the test's."""
+
+    name: ClassVar[str] = "preloads"
+    extra: ClassVar[str] = ""
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, module: str) -> None:
+        self.preload = (module,)  # type: ignore[misc]  # of each instance
+
+    def session(self, rank: Rank) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """A file that the nodes of a pool that is opened now import as a module of its name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path / f"preloaded_{abs(hash(request.node.name))}.py"
+
+
+def test_a_rank_whose_zygote_hangs_in_an_import_can_be_given_up(module: Path) -> None:
+    module.write_text("import time; time.sleep(60)\n")
+    train = sky.compute(timeout_s=0.3)(integrate(os.getpid, Preloads(module.stem)))
+    with sky.ComputePool(sky.Local(), logs=False, cancel_grace_s=0.1) as pool:
+        with pytest.raises(TaskTimeout):
+            train() >> pool
+        assert one() >> pool == 1
+
+
+def test_a_rank_ends_though_a_thread_of_its_task_does_not(module: Path) -> None:
+    module.write_text("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
+
+    def body() -> int:
+        threading.Thread(target=threading.Event().wait).start()
+        return os.getpid()
+
+    with sky.ComputePool(sky.Local(), logs=False) as pool:
+        rank = sky.compute(integrate(body, Preloads(module.stem)))() >> pool
+        until(lambda: not os.path.exists(f"/proc/{rank}"))
+
+
+# Streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_items_that_nobody_read_leave_no_descriptors(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def first(arrays: Iterator[Any]) -> float:
+        return float(next(arrays)[0])
+
+    @sky.compute
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors() >> pool
+    for number in range(3):
+        arrays = [np.full(100_000, 10.0 * number + i) for i in range(8)]
+        assert first(iter(arrays)) >> pool == 10.0 * number
+    until(lambda: (descriptors() >> pool) <= before + 1)
+
+
+def test_another_thread_cannot_read_a_tasks_input(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def read_beside(numbers: Iterator[int]) -> str:
+        met: list[str] = []
+
+        def read() -> None:
+            try:
+                next(numbers)
+            except UsageError as error:
+                met.append(str(error))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+        return met[0]
+
+    assert "only by the thread that runs the function" in read_beside(iter([1, 2])) >> pool
+    assert one() >> pool == 1
+
+
+# Limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_slots_may_open_as_many_files_as_the_machine_allows(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import resource\nimport skyward as sky\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (300, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "with sky.ComputePool(sky.Local(), logs=False) as pool:\n"
+        "    print(*(sky.compute(resource.getrlimit)(resource.RLIMIT_NOFILE) >> pool))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert done.stdout.split() == [str(hard), str(hard)]
