@@ -4,8 +4,8 @@ It runs no user code and touches no device, so a fork of it is as good as a fres
 faster. If what it imported started a thread, forking would be unsafe (a lock held by that thread stays locked for
 ever in the child); then each process is executed afresh instead.
 
-Spoken with the agent over a socket of packets: pickled `ForkOrder` with four descriptors in; `("forked", number,
-pid)`, `("exited", pid, status)` and `("failed", number, text)` out.
+Spoken with the agent over a socket of packets: pickled `ForkOrder` with four descriptors in (a large one lies in a
+fifth); `("forked", number, pid)`, `("exited", pid, status)` and `("failed", number, text)` out.
 """
 
 from __future__ import annotations
