@@ -67,6 +67,7 @@ class Agent:
             Kind.FUNCTION: self._on_function,
             Kind.BLOB: self._on_blob,
             Kind.DROP_BLOB: self._on_drop_blob,
+            Kind.DROP_FUNCTION: self._on_drop_function,
             Kind.CANCEL: self._on_cancel,
             Kind.RECALL: self._on_recall,
             Kind.RANK: self._on_rank,
@@ -140,6 +141,14 @@ class Agent:
         for pending in self._queue:
             pending.missing.discard(digest)
         self._dispatch()
+
+    def _on_drop_function(self, frame: Frame) -> None:
+        self._functions.pop(frame.body, None)
+        self._function_blobs.pop(frame.body, None)
+        for slot in self._slots:
+            if frame.body in slot.functions:
+                slot.functions.discard(frame.body)
+                self._send_to(slot, frame)
 
     def _on_drop_blob(self, frame: Frame) -> None:
         self._blobs.drop(frame.body)

@@ -414,8 +414,10 @@ class DirectEngine:
 
     def _release(self, task: Task, node: int | None) -> None:
         link = self._links.get(node) if node is not None else None
-        if link is not None and task.payload.blobs:
-            link.release_blobs(task.payload.blobs)
+        if link is not None:
+            link.release(task)
+            if link.channel.has_output:
+                self._dirty.add(link)
 
     # Deadlines ------------------------------------------------------------------------------------------------------
 
@@ -870,4 +872,3 @@ def _forget_all_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all_in_child)
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import types
-import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -23,19 +23,24 @@ __all__ = ["FunctionTable"]
 _UNCHANGING = (int, float, complex, bool, str, bytes, type(None), types.ModuleType, types.BuiltinFunctionType)
 
 
+_KNOWN = 256
+"""Functions whose pickle is remembered: the last that were new."""
+
+
 class FunctionTable:
     """Remembers the last pickle of each function. Thread-safe."""
 
     def __init__(self, put: PutBlob) -> None:
         self._put = put
-        self._known: weakref.WeakKeyDictionary[Any, tuple[Fingerprint, WireFunction]] = weakref.WeakKeyDictionary()
+        # Not by weak references: a fingerprint refers to its function, which would live on all the same.
+        self._known: OrderedDict[Any, tuple[Fingerprint, WireFunction]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, function: Callable[..., Any]) -> WireFunction:
         """Raises whatever its pickling raises."""
         try:
             known = self._known.get(function)
-        except TypeError:  # it cannot be hashed or weakly referred to: pickled each time
+        except TypeError:  # it cannot be hashed: pickled each time
             known = None
         if known is not None and known[0].holds():
             return known[1]
@@ -45,6 +50,9 @@ class FunctionTable:
         if print_ is not None:
             with self._lock:
                 self._known[function] = (print_, made)
+                self._known.move_to_end(function)
+                if len(self._known) > _KNOWN:
+                    self._known.popitem(last=False)
         return made
 
 

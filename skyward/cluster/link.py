@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InternalError, Unreachable
@@ -26,8 +27,18 @@ __all__ = ["NodeLink", "connect"]
 _BLOB_BODY_TAIL = bytes(8)
 _LOADED_SIZE = 4 << 20
 """Bytes. Smaller results are copied out of their file: a thousand arrays must not be a thousand open descriptors."""
+_FUNCTION_COUNT = 256
+"""Functions that a node remembers; those that open tasks use come on top."""
 _BLOB_COUNT = 512
 """Blobs that stay on a node beyond their calls: each is a descriptor there."""
+
+
+@dataclass
+class _Function:
+    """One that the node knows, and how many open tasks use it."""
+
+    blobs: tuple[Blob, ...]
+    users: int = 0
 
 
 class NodeLink:
@@ -47,7 +58,7 @@ class NodeLink:
         self.reading = threading.Lock()
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
-        self._functions: set[bytes] = set()
+        self._functions: OrderedDict[bytes, _Function] = OrderedDict()
         self._blobs: OrderedDict[bytes, list[int]] = OrderedDict()  # digest -> [size, calls that need it]
         self._blob_bytes = 0
         self._blob_limit = blob_limit or 2 * default_limit()
@@ -64,12 +75,33 @@ class NodeLink:
         self.channel.queue(Kind.TASK, task.id, pack_task(task.head, task.payload.body))
 
     def _send_function(self, function: WireFunction) -> None:
-        if function.digest in self._functions:
-            return
-        for blob in function.payload.blobs:  # held for good: slots that start later need it too
-            self.hold_blob(blob)
-        self.channel.queue(Kind.FUNCTION, body=function.digest + function.payload.body)
-        self._functions.add(function.digest)
+        known = self._functions.get(function.digest)
+        if known is None:
+            for blob in function.payload.blobs:  # held as long as it is known: slots that start later need them too
+                self.hold_blob(blob)
+            self.channel.queue(Kind.FUNCTION, body=function.digest + function.payload.body)
+            known = self._functions[function.digest] = _Function(function.payload.blobs)
+        known.users += 1
+        self._functions.move_to_end(function.digest)
+
+    def release(self, task: Task) -> None:
+        """The task has ended, or goes elsewhere: what it stood on may be dropped."""
+        if task.payload.blobs:
+            self.release_blobs(task.payload.blobs)
+        known = self._functions.get(task.function.digest)
+        if known is not None:
+            known.users -= 1
+        if len(self._functions) > _FUNCTION_COUNT:
+            self._drop_function()
+
+    def _drop_function(self) -> None:
+        """The one that was used longest ago: a loop over closures must not fill the nodes."""
+        for digest, function in self._functions.items():
+            if not function.users:
+                del self._functions[digest]
+                self.release_blobs(function.blobs)
+                self.channel.queue(Kind.DROP_FUNCTION, body=digest)
+                return
 
     def send_stream_item(self, ident: int, lane: int, item: Encoded) -> None:
         """Behind its blobs and in its turn: all frames of an input stream have the priority of blobs."""

@@ -33,7 +33,12 @@ class Functions:
             except Exception as error:
                 raise explain_load_error(error, "the function") from error
             function = self._loaded[digest] = _unwrapped(loaded)
+            self._payloads.pop(digest, None)
         return function
+
+    def drop(self, digest: bytes) -> None:
+        self._payloads.pop(digest, None)
+        self._loaded.pop(digest, None)
 
 
 def _unwrapped(function: Any) -> Callable[..., Any]:

@@ -236,6 +236,8 @@ class _Slot:
             self._arrived[digest] = Blob(digest, size, frame.fd)
         elif frame.kind == Kind.SLOT_CONFIG:
             self.topology = pickle.loads(frame.body)
+        elif frame.kind == Kind.DROP_FUNCTION:
+            self.functions.drop(frame.body)
         else:
             return False
         return True

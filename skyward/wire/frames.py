@@ -56,6 +56,7 @@ class Kind(IntEnum):
     FUNCTION = 10  # C > A > S  digest, pickled function; kept until the process ends
     BLOB = 11  # C > A > S and back; digest, size, offset, and either a file descriptor or a piece
     DROP_BLOB = 12  # C > A  digest
+    DROP_FUNCTION = 13  # C > A > S  digest; no task that uses it is open
 
     # Tasks.
     TASK = 20  # C > A > S
