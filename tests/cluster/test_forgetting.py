@@ -18,14 +18,12 @@ def weighing(number: int) -> Callable[[], int]:
     return lambda: int(data[0])
 
 
-def test_functions_that_were_used_long_ago_are_forgotten_and_come_again(
-    sky_pools: Callable[..., sky.ComputePool],
-) -> None:
-    pool = sky_pools(nodes=1, concurrency=1, logs=False)
-    (agent,) = pool.agent_pids().values()
-    functions = [weighing(i) for i in range(_KEPT + 90)]
-    before = len(os.listdir(f"/proc/{agent}/fd"))
-    for i, function in enumerate(functions):
-        assert sky.compute(function)() >> pool == i
-    assert len(os.listdir(f"/proc/{agent}/fd")) - before <= _KEPT + 20
-    assert sky.compute(functions[0])() >> pool == 0
+def test_functions_that_were_used_long_ago_are_forgotten_and_come_again() -> None:
+    with sky.ComputePool(sky.Local(), nodes=1, logs=False) as pool:
+        (agent,) = pool.agent_pids().values()
+        functions = [weighing(i) for i in range(_KEPT + 90)]
+        before = len(os.listdir(f"/proc/{agent}/fd"))
+        for i, function in enumerate(functions):
+            assert sky.compute(function)() >> pool == i
+        assert len(os.listdir(f"/proc/{agent}/fd")) - before <= _KEPT + 20
+        assert sky.compute(functions[0])() >> pool == 0

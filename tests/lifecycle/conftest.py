@@ -246,7 +246,11 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def inside(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    """For pools of this very process."""
+    """For pools of this very process.
+
+    A process has one keeper for all its pools: the session's pools must not be open yet, so the tests of the folders
+    before this one open pools of their own.
+    """
     monkeypatch.setenv(MARK, sandbox.mark)
     monkeypatch.setenv("TMPDIR", str(sandbox.folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
