@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -78,7 +79,6 @@ class DirectEngine:
         self._is_open = False
         self._thread: threading.Thread | None = None
         self._idle = threading.Condition(self._lock)
-        self._replacements = 0
 
     # Life -----------------------------------------------------------------------------------------------------------
 
@@ -252,16 +252,6 @@ class DirectEngine:
                 self._forget(task)
             else:
                 self._tell(node, Kind.CANCEL, task_id, lane=int(self._grace_s * 10))
-
-    def withdraw(self, task_id: int) -> bool:
-        """Take back a task that was not sent. False: it was, or has ended."""
-        with self._changing():
-            task = self._tasks.get(task_id)
-            if task is None or self._scheduler.node_of(task_id) is not None:
-                return False
-            self._scheduler.cancel(task_id)
-            self._forget(task)
-            return True
 
     def cancel_gang(self, gang_id: int) -> None:
         with self._changing():
@@ -693,12 +683,13 @@ class DirectEngine:
         """In a thread of its own: get another machine, or give up on the node."""
         assert self._source is not None
         machine: Machine | None = None
-        with contextlib.suppress(Exception):  # whatever the reason, the node's calls are told NodeLost
-            machine = self._source.replace(node)
         link: NodeLink | None = None
-        if machine is not None and self._is_open:
-            with contextlib.suppress(Exception):
+        try:
+            machine = self._source.replace(node)
+            if machine is not None and self._is_open:
                 link = self._connect(machine)
+        except Exception as error:  # the node's calls are told NodeLost; why there is no other node is told here
+            sys.stderr.write(f"skyward: node {node} could not be replaced: {type(error).__name__}: {error}\n")
         with self._changing():
             if not self._is_open:
                 if link is not None:

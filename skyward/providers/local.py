@@ -121,8 +121,6 @@ class Local:
             interface="lo",
             lease_s=self.lease_s,
             cancel_grace_s=spec.cancel_grace_s,
-            threads_per_slot=threads,
-            machine_slots=slots,
         )
 
 

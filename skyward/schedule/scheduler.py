@@ -229,9 +229,6 @@ class Scheduler:
         known = self._tasks.get(task)
         return None if known is None else known.node
 
-    def retries_left(self, task: int) -> int:
-        return self._tasks[task].retries if task in self._tasks else 0
-
     def spend_retry(self, task: int) -> bool:
         """Take one of the task's retries; False if none is left."""
         known = self._tasks.get(task)

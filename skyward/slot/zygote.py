@@ -42,7 +42,6 @@ _PR_SET_PDEATHSIG = 1
 class ZygoteConfig:
     path: tuple[str, ...]
     preload: tuple[str, ...] = ()
-    threads_per_slot: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

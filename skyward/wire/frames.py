@@ -67,7 +67,6 @@ class Kind(IntEnum):
     RELEASE_PORT = 25  # C > A  lane: port
 
     # What comes of them.
-    STARTED = 30  # A > C  sent only for tasks that ask for it
     RESULT = 31  # S > A > C  final
     ERROR = 32  # S > A > C  final
     PART = 33  # S > A > C  results of a part of a chunk

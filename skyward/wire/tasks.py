@@ -101,9 +101,6 @@ class NodeConfig:
     log_limit_bytes: int = 1 << 20
     blob_limit_bytes: int = 0
     """In memory; the rest is spilled to `folder`. 0: a quarter of the machine's."""
-    threads_per_slot: int = 1
-    machine_slots: int = 1
-    """Slots on this machine of all its nodes: what its cores are divided by."""
 
 
 @dataclass(frozen=True, kw_only=True)
