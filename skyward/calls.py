@@ -49,19 +49,29 @@ class CallOptions:
     retries: how often the call may be run again after the loss of its node or slot, >= 0. With 0 (the default) a
         call runs at most once.
     retry_on: exception types of the user's own for which a retry is spent too.
+    max_restarts: how often a gang (a function under an integration) is started again after any failure of a rank,
+        >= 0: an exception, a signal, a lost node, a hang. What would fail the same way again is not: a UsageError, a
+        timeout, a value that cannot be pickled. `instance_info().restart_count` says which start it is.
+    hang_timeout_s: of a gang: seconds, > 0, that a rank may wait in one collective for the others, after which the
+        gang is stopped with GangHung, which names the rank that does not come and has each rank's Python stack.
+        None: it is never stopped; after 5 minutes the stacks are logged, once.
     name: what logs and errors call it; the function's name by default.
     """
 
     timeout_s: float | None = None
     retries: int = 0
     retry_on: tuple[type[BaseException], ...] = ()
+    max_restarts: int = 0
+    hang_timeout_s: float | None = None
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if self.timeout_s is not None and not is_seconds(self.timeout_s):
-            raise UsageError(f"timeout_s: {self.timeout_s!r}; it is a number of seconds > 0, or None for no limit")
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise UsageError(f"retries: {self.retries!r}; it is a whole number >= 0")
+        for field_name, seconds in (("timeout_s", self.timeout_s), ("hang_timeout_s", self.hang_timeout_s)):
+            if seconds is not None and not is_seconds(seconds):
+                raise UsageError(f"{field_name}: {seconds!r}; it is a number of seconds > 0, or None for no limit")
+        for field_name, count in (("retries", self.retries), ("max_restarts", self.max_restarts)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise UsageError(f"{field_name}: {count!r}; it is a whole number >= 0")
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         for kind in kinds:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -197,6 +207,8 @@ def compute(
     timeout_s: float | None = None,
     retries: int = 0,
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    max_restarts: int = 0,
+    hang_timeout_s: float | None = None,
     name: str | None = None,
     timeout: float | None = None,
 ) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...

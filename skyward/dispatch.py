@@ -121,6 +121,12 @@ class Dispatch:
         task_id = engine.next_id()
         args, kwargs, sources = take_inputs(pending.fn, pending.args, pending.kwargs)
         options = pending.options
+        for field in ("max_restarts", "hang_timeout_s"):
+            if getattr(options, field):
+                raise UsageError(
+                    f"{field}: {pending.name!r} is under no integration, so it has no ranks; for a plain call there "
+                    "are retries=, retry_on= and timeout_s="
+                )
         if sources and (options.retries or options.retry_on):
             raise UsageError(f"retries: {pending.name!r} reads an iterator, which cannot be read twice; use retries=0")
         if pending.fn.is_generator and (options.retries or options.retry_on):
@@ -191,7 +197,7 @@ class Dispatch:
             nodes=nodes,
             ranks_per_node=self._ranks_per_node(launch),
             future=Future(lambda: engine.cancel_gang(gang_id)),
-            restarts_left=options.retries,
+            retries_left=options.retries,
         )
         engine.submit_gang(gang)
         return gang.future

@@ -23,7 +23,8 @@
     │   ├── TaskTimeout            it ran longer than its timeout_s
     │   ├── InteractiveInput       it called input() or breakpoint(): a task has no terminal
     │   ├── InitializerFailed      the pool's initializer raised in the slot
-    │   └── RendezvousFailed       the ranks of a gang could not meet
+    │   ├── RendezvousFailed       the ranks of a gang could not meet
+    │   └── GangHung               a rank of a gang does not come to where the others wait for it
     └── InternalError              us: a bug, please report it
 
 The user's own exceptions are not in this tree: they are re-raised as themselves, with the remote traceback attached
@@ -37,6 +38,7 @@ from typing import Any, ClassVar
 __all__ = [
     "ArgumentNotPicklable",
     "AuthFailed",
+    "GangHung",
     "InitializerFailed",
     "InteractiveInput",
     "InternalError",
@@ -204,6 +206,19 @@ class RendezvousFailed(TaskError):
     """The ranks of a gang could not meet at the head's port."""
 
     retryable = True
+
+
+class GangHung(TaskError):
+    """Ranks of a gang waited longer than `hang_timeout_s` in one collective, and the gang was stopped.
+
+    Attributes: `ranks` (those that are in no collective; empty if all wait, in different ones), `waiting` (the others),
+    `waited_s`, `stacks` (by rank: its Python stacks as text; they are in the notes too).
+    """
+
+    ranks: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    waited_s: float = 0.0
+    stacks: dict[int, str] = {}  # noqa: RUF012  # set by each instance
 
 
 class InternalError(SkywardError):

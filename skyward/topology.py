@@ -59,6 +59,8 @@ class Rank:
     """The nodes of this gang, in the order of `node_rank`."""
     interface: str = ""
     """The network interface that carries `local_addr`; empty where it is not known."""
+    restart_count: int = 0
+    """How often the gang was started before, in this call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,8 @@ class InstanceInfo:
     `node` in [0, total_nodes); `worker` in [0, workers_per_node) is the slot on this node (the local rank in a gang).
     `accelerators` is this node's count (0 on CPU), `total_accelerators` the pool's. `head_addr`/`head_port` is the
     rendezvous of a gang; the port is 0 for calls that have none. `rank`, `local_rank` and `world_size` are those of
-    the gang, and None for a plain call.
+    the gang, and None for a plain call; `restart_count` says how often the gang was started before in this call, see
+    `max_restarts`.
     """
 
     node: int
@@ -86,6 +89,7 @@ class InstanceInfo:
     rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
+    restart_count: int = 0
 
     @property
     def global_worker_index(self) -> int:

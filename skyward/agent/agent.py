@@ -25,6 +25,7 @@ from .loop import Loop
 from .ports import PortLocks
 from .session import Session
 from .slots import Pending, Slot, make_slot
+from .stacks import RankWatch
 from .watchdog import Lease, kill_session
 from .zygotes import Zygote
 
@@ -60,6 +61,7 @@ class Agent:
         self._zygotes: dict[tuple[str, ...], Zygote] = {}
         self._by_pid: dict[int, Slot] = {}
         self._forking: dict[int, Slot] = {}
+        self._watch = RankWatch(self._loop, lambda task, body: self._send(Kind.STACK, task, body, lane=1))
         self._orders = 0
         self._early_deaths = 0
         self._handlers: dict[int, Callable[[Frame], None]] = {
@@ -71,6 +73,7 @@ class Agent:
             Kind.CANCEL: self._on_cancel,
             Kind.RECALL: self._on_recall,
             Kind.RANK: self._on_rank,
+            Kind.TAKE_STACK: self._on_take_stack,
             Kind.RESERVE_PORT: self._on_reserve_port,
             Kind.RELEASE_PORT: lambda frame: self._ports.release(frame.lane),
             Kind.SLOT_CONFIG: self._on_topology,
@@ -423,6 +426,17 @@ class Agent:
         slot = make_slot(order.rank.local_rank, rank=order.rank, deliver=bool(frame.lane), env=order.env)
         self._ranks[frame.ident] = slot
         self._fork(slot, order.preload, order.launch)
+        self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)
+
+    def _on_take_stack(self, frame: Frame) -> None:
+        rank = self._ranks.get(frame.ident)
+        if rank is not None:
+            task = frame.ident
+            self._watch.take(
+                rank,
+                all_threads=bool(frame.lane),
+                told=lambda said: self._send(Kind.STACK, task, json.dumps(said).encode()),
+            )
 
     def _fork(self, slot: Slot, preload: tuple[str, ...], launch: bytes) -> None:
         slot.preload = preload

@@ -55,6 +55,8 @@ class Slot:
     is_broken: bool = False
     """What it sent was no frame: nothing that follows can be understood, and it is killed."""
     is_dead: bool = False
+    page_fd: int = -1
+    """Of a rank: the file of the shared page, behind which it writes its stacks."""
 
     @property
     def rank(self) -> Rank | None:
@@ -105,6 +107,9 @@ class Slot:
         self.channel.close()
         for reader in self.outputs:
             reader.close()
+        if self.page_fd >= 0:
+            os.close(self.page_fd)
+            self.page_fd = -1
 
 
 def make_slot(
@@ -150,4 +155,5 @@ def make_slot(
         page=page,
         outputs=tuple(OutputReader(fd, token, current, drained) for fd in reads),
         child_fds=[theirs.detach(), *writes, page_fd],
+        page_fd=os.dup(page_fd) if rank is not None else -1,
     )

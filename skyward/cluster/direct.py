@@ -34,7 +34,8 @@ from ..wire.payloads import Encoded
 from ..wire.tasks import RankOrder, Topology
 from . import interrupts
 from .future import Future, Undecoded, refuse_to_wait, this_thread
-from .gang import Gang, RankTask, class_name, make_ranks
+from .gang import Gang, RankTask, make_ranks
+from .hangs import REPORT_AFTER_S, Hang, read_stack
 from .link import NodeLink, connect
 from .logs import LogRouter
 from .tasks import Loss, StreamTask, Task, TaskFailure, loss_error
@@ -46,6 +47,8 @@ _CONNECT_S = 20.0
 _LEAD_S = 0.02
 """Seconds that a caller reads its node's channel itself. For longer calls a change of thread is nothing."""
 _GANG_GRACE_S = 1.0
+_STACKS_LIMIT_S = 4.0
+"""Seconds after which a rank that has not said where it stands is judged without."""
 _GANG_SETTLE_S = 0.2
 """Seconds that a failed gang waits for its other ranks' own failures before it stops them: one of those may be the
 cause."""
@@ -571,6 +574,8 @@ class DirectEngine:
             self._after.append(lambda: task.on_item(item))
         elif kind == Kind.ERROR:
             self._on_error(link.node, task, frame)
+        elif kind == Kind.STACK:
+            self._on_stack(task, frame)
         elif kind == Kind.LOST:
             self._on_lost(link.node, task, frame)
         elif kind == Kind.RECALLED:
@@ -728,8 +733,8 @@ class DirectEngine:
             return
         peers = {node: self._machines[node].peer for node in gang.placed}
         accelerators = {node: self._accelerators(node) for node in gang.placed}
-        head = self._machines[gang.placed[0]]
-        for rank in make_ranks(gang, peers, accelerators, head.interface):
+        interfaces = {node: self._machines[node].interface for node in gang.placed}
+        for rank in make_ranks(gang, peers, accelerators, interfaces):
             delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
             task = RankTask(
                 id=self.next_id(),
@@ -748,7 +753,12 @@ class DirectEngine:
             gang.tasks[rank.rank] = task
             gang.open.add(task.id)
             self._tasks[task.id] = task
-            order = RankOrder(rank=rank, launch=gang.launch_bytes, preload=gang.launch.preload)
+            order = RankOrder(
+                rank=rank,
+                launch=gang.launch_bytes,
+                preload=gang.launch.preload,
+                tell_stopped_after_s=gang.options.hang_timeout_s or REPORT_AFTER_S,
+            )
             self._tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
             self._send(task, rank.node)
         gang.future.set_running()
@@ -778,6 +788,45 @@ class DirectEngine:
                 task.is_cancelled = True
                 self._tell(task.node, Kind.CANCEL, task.id, lane=int(grace_s * 10))
 
+    def _on_stack(self, task: Task, frame: Frame) -> None:
+        """Where a rank stands: unasked, because it has stopped, or because another one had."""
+        if not isinstance(task, RankTask) or task.rank is None or task.gang.is_stopping:
+            return
+        gang, said = task.gang, json.loads(frame.body)
+        stack = read_stack(task.rank, task.node, said["stack"], said["state"])
+        if not frame.lane:
+            if gang.hang is not None and gang.hang.asked:
+                gang.hang.add(stack)
+                if not gang.hang.asked:
+                    self._judge_hang(gang.id, task.id)
+        elif gang.hang is None and stack.waits_in:
+            # To write the stacks of all threads may hurt a process that is well: only those that end next do.
+            of_all_threads = int(gang.options.hang_timeout_s is not None)
+            asked = {rank: other for rank, other in gang.tasks.items() if other.id in gang.open}
+            ended = tuple(sorted(gang.tasks.keys() - asked.keys()))
+            gang.hang = Hang(first=stack, waited_s=said["stopped_s"], asked=set(asked), ended=ended)
+            for other in asked.values():
+                self._tell(other.node, Kind.TAKE_STACK, other.id, lane=of_all_threads)
+            self._at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
+
+    def _judge_hang(self, gang_id: int, first: int) -> None:
+        """All stacks are here, or will not come."""
+        gang = self._gangs.get(gang_id)
+        if gang is None or gang.hang is None or gang.is_stopping or first not in gang.open or gang.hang.is_judged:
+            return
+        if not gang.hang.is_real():
+            gang.hang = None
+            return
+        gang.hang.is_judged = True
+        error = gang.hang.error(gang.name)
+        rank = min(error.ranks, default=gang.hang.first.rank)
+        if gang.options.hang_timeout_s is None:
+            said = [str(error), *error.__notes__, "It goes on waiting; hang_timeout_s= would stop it."]
+            self._logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(said))
+            return
+        gang.failures.append((0.0, rank, error))
+        self._stop_ranks(gang, _GANG_GRACE_S)
+
     def _end_gang(self, gang: Gang) -> None:
         if gang.port:
             self._tell(gang.placed[0], Kind.RELEASE_PORT, lane=gang.port)
@@ -785,8 +834,11 @@ class DirectEngine:
             return
         del self._gangs[gang.id]
         actions = self._scheduler.gang_finished(gang.id)
-        if gang.failures and not gang.is_cancelled and self._may_restart(gang):
+        if gang.failures and not gang.is_cancelled and gang.spend_restart():
+            rank = gang.tasks.get(gang.cause()[0])
             gang.reset()
+            if rank is not None:
+                self._logs.say(rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}")
             self._gangs[gang.id] = gang
             actions += self._scheduler.submit_gang(gang.id, nodes=gang.nodes, places=gang.ranks_per_node)
         else:
@@ -795,26 +847,13 @@ class DirectEngine:
         if not self._tasks and not self._gangs:
             self._idle.notify_all()
 
-    def _may_restart(self, gang: Gang) -> bool:
-        if gang.may_try_another_port:
-            gang.port_retries -= 1
-            return True
-        _, came = gang.cause()
-        if gang.restarts_left <= 0:
-            return False
-        wanted = class_name(came) in ("SlotLost", "NodeLost")
-        if not wanted and gang.options.retry_on:  # only then is it unpickled here
-            wanted = isinstance(came.error() if isinstance(came, TaskFailure) else came, gang.options.retry_on)
-        gang.restarts_left -= wanted
-        return wanted
-
     def _fail_gang(self, action: FailGang) -> None:
         gang = self._gangs.get(action.gang)
         if gang is None:
             return
         error = NodeLost(f"node {action.node} was lost before {gang.name!r} began", node=action.node, started=False)
         gang.failures.append((0.0, 0, error))
-        gang.restarts_left = 0
+        gang.is_final = True
         self._end_gang(gang)
 
 

@@ -7,15 +7,26 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ..calls import CallOptions
-from ..errors import RendezvousFailed
+from ..errors import GangHung, RendezvousFailed
 from ..launch import Launch
 from ..topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
 from .future import Future
+from .hangs import Hang
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 
 __all__ = ["Gang", "RankTask", "class_name", "make_ranks"]
+
+_FAIL_AGAIN = (
+    "ArgumentNotPicklable",
+    "MissingDependency",
+    "PayloadNotLoadable",
+    "ResultNotPicklable",
+    "TaskTimeout",
+    "UsageError",
+)
+"""Errors that another start would end with too; one has cost the whole training already."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -33,7 +44,8 @@ class Gang:
     nodes: tuple[int, ...] | None
     ranks_per_node: int
     future: Future[Any]
-    restarts_left: int = 0
+    retries_left: int = 0
+    """Further starts after the loss of a process or node, or after what `retry_on` names."""
     placed: tuple[int, ...] = ()
     port: int = 0
     tasks: dict[int, RankTask] = field(default_factory=dict)
@@ -43,7 +55,13 @@ class Gang:
     """(when it happened on its node, rank, error as it came), in the order they arrived."""
     is_stopping: bool = False
     is_cancelled: bool = False
+    is_final: bool = False
+    """It cannot be started again: nodes that it needs are gone for good."""
     port_retries: int = 1
+    hang: Hang | None = None
+    """What was found of a hang in this start."""
+    past: list[str] = field(default_factory=list)
+    """Of each start that failed before this one: why, in a line."""
 
     @property
     def is_complete(self) -> bool:
@@ -68,20 +86,42 @@ class Gang:
         rank, came = self.cause()
         error = _exception(came)
         others = sorted(((r, e) for _, r, e in self.failures if r != rank), key=lambda other: other[0])
-        if self.launch.is_gang and len(self.tasks) > 1:
+        if isinstance(error, GangHung):
+            error.add_note("All ranks were stopped.")
+        elif self.launch.is_gang and len(self.tasks) > 1:
             error.add_note(f"Rank {rank} of {len(self.tasks)} failed first; the other ranks were stopped.")
         for other_rank, other in others:
             error.add_note(f"Rank {other_rank} then: {_one_line(other)}")
+        if self.past:
+            starts = "\n".join(f"  {number}: {why}" for number, why in enumerate([*self.past, "this error"], start=1))
+            error.add_note(f"The gang was started {len(self.past) + 1} times:\n{starts}")
         raise error
 
-    @property
-    def may_try_another_port(self) -> bool:
-        return self.port_retries > 0 and any(class_name(e) == RendezvousFailed.__name__ for _, _, e in self.failures)
+    # Starting again -------------------------------------------------------------------------------------------------
+
+    def spend_restart(self) -> bool:
+        """Whether it is started again after the failures it has; if so, one of what allows it is used up."""
+        if self.is_final:
+            return False
+        if self.port_retries > 0 and any(class_name(e) == RendezvousFailed.__name__ for _, _, e in self.failures):
+            self.port_retries -= 1
+            return True
+        _, came = self.cause()
+        name = class_name(came)
+        is_wanted = name in ("SlotLost", "NodeLost")
+        if self.retries_left > 0 and not is_wanted and self.options.retry_on:  # only then is it unpickled here
+            is_wanted = isinstance(_exception(came), self.options.retry_on)
+        if self.retries_left > 0 and is_wanted:
+            self.retries_left -= 1
+            return True
+        return len(self.past) < self.options.max_restarts and name not in _FAIL_AGAIN
 
     def reset(self) -> None:
         """Before it is started again."""
+        rank, came = self.cause()
+        self.past.append(f"rank {rank}: {_one_line(came)}")
         self.tasks, self.open, self.values = {}, set(), {}
-        self.failures, self.is_stopping, self.port, self.placed = [], False, 0, ()
+        self.failures, self.is_stopping, self.port, self.placed, self.hang = [], False, 0, (), None
 
 
 def _exception(came: BaseException | TaskFailure) -> BaseException:
@@ -98,7 +138,9 @@ def _one_line(came: BaseException | TaskFailure) -> str:
     return f"{class_name(came)}: {(message.splitlines() or [''])[0]}"
 
 
-def make_ranks(gang: Gang, peers: dict[int, Peer], accelerators: dict[int, int], interface: str) -> list[Rank]:
+def make_ranks(
+    gang: Gang, peers: dict[int, Peer], accelerators: dict[int, int], interfaces: dict[int, str]
+) -> list[Rank]:
     """The ranks of a gang that was placed: node by node, so a node's ranks are neighbours."""
     members = tuple(peers[node] for node in gang.placed)
     local = gang.ranks_per_node
@@ -116,7 +158,8 @@ def make_ranks(gang: Gang, peers: dict[int, Peer], accelerators: dict[int, int],
             local_addr=peer.private_ip,
             accelerators=accelerators[peer.node],
             peers=members,
-            interface=interface,
+            interface=interfaces[peer.node],
+            restart_count=len(gang.past),
         )
         for node_rank, peer in enumerate(members)
         for local_rank in range(local)

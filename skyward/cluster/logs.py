@@ -83,6 +83,12 @@ class LogRouter:
             if rest:
                 self._emit(key, rest, task)
 
+    def say(self, task: Task, node: int, text: str) -> None:
+        """Something of ours about the task, as if it had written it to standard error."""
+        key = (task.id, node, 1, task.rank, task.name)
+        for line in text.splitlines():
+            self._emit(key, f"skyward: {line}", None)
+
     def flush(self) -> None:
         with self._lock:
             rests = [(key, partial.text) for key, partial in self._partial.items()]

@@ -144,6 +144,7 @@ class TorchIntegration(IntegrationBase):
             "ROLE_WORLD_SIZE": str(rank.world_size),
             "MASTER_ADDR": rank.head_addr,
             "MASTER_PORT": str(rank.head_port),
+            "TORCHELASTIC_RESTART_COUNT": str(rank.restart_count),
             **{name: value for name, value in chosen.items() if name not in os.environ},
         }
 

@@ -38,6 +38,7 @@ from .execute import Arrived, Cancelled, Inbox, TaskRun
 from .functions import Functions
 from .link import Link, read_blob_body
 from .runtime import Call, enter_call
+from .stacks import offer_stacks
 from .stdio import ProcessStreams, ThreadStreams, forbid_terminal
 
 __all__ = ["CANCEL", "CURRENT", "DRAINED", "INDEX", "PAGE_GROUP", "SlotConfig", "map_page", "serve"]
@@ -334,6 +335,7 @@ def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
         rank=rank.rank if rank else None,
         local_rank=rank.local_rank if rank else None,
         world_size=rank.world_size if rank else None,
+        restart_count=rank.restart_count if rank else 0,
     )
 
 
@@ -475,7 +477,10 @@ def serve(sock: socket.socket, page_fd: int, config: SlotConfig, failed: Excepti
     link = Link(sock)
     slot = _Slot(link, config, failed)
     page = map_page(page_fd, config.lanes)
-    os.close(page_fd)
+    if config.rank is None:
+        os.close(page_fd)
+    else:
+        offer_stacks(page_fd)
     try:
         if config.executor == "thread":
             _serve_threads(slot, page)

@@ -65,6 +65,7 @@ class Kind(IntEnum):
     RANK = 23  # C > A  pickled RankOrder: make a new process for this task
     RESERVE_PORT = 24  # C > A
     RELEASE_PORT = 25  # C > A  lane: port
+    TAKE_STACK = 26  # C > A  of a rank; lane 1: of all its threads. The answer is STACK
 
     # What comes of them.
     RESULT = 31  # S > A > C  final
@@ -74,6 +75,7 @@ class Kind(IntEnum):
     RECALLED = 35  # A > C  final: it never began
     PORT = 36  # A > C  lane: port
     LOG = 37  # A > C  lane: stream and rank; lines of text
+    STACK = 38  # A > C  json: stack, state; lane 1: unasked, for the rank has stopped (stopped_s)
 
     # Streams.
     ITEM = 40  # S > A > C  one yielded value

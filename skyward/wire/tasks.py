@@ -112,3 +112,5 @@ class RankOrder:
     preload: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = field(default=())
     """Beyond the node's environment; set before anything is imported."""
+    tell_stopped_after_s: float = 300.0
+    """Seconds for which the rank's main thread has not run, after which the client wants to know."""

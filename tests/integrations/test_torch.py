@@ -140,6 +140,7 @@ def test_the_environment_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
         "ROLE_WORLD_SIZE": "8",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "21000",
+        "TORCHELASTIC_RESTART_COUNT": "0",
         "OMP_NUM_THREADS": "4",
         "GLOO_SOCKET_IFNAME": "eth1",
         "NCCL_SOCKET_IFNAME": "eth1",

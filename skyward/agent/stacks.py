@@ -1,0 +1,129 @@
+"""Which ranks have stopped, and where they stand.
+
+A rank has stopped when its main thread has not been on a processor since: the kernel counts how often it left one,
+and a thread that waits in a collective, a lock or a sleep is not woken in between. A thread that computes, or that
+waits and looks in turns, is never taken for stopped. Reading the counts costs the rank nothing; only one that has
+stopped for as long as the client asked is made to write its stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..slot.stacks import ALL_THREADS, MAIN_THREAD, STACKS_AT
+from .loop import Loop
+from .slots import Slot
+
+__all__ = ["RankWatch"]
+
+_MAX_PERIOD_S = 1.0
+"""Seconds between two looks at a rank."""
+_POLL_S = 0.02
+_ANSWER_LIMIT_S = 2.0
+"""Seconds that a stack may take: a stopped process (SIGSTOP, a disk that does not answer) writes none."""
+_TEXT_LIMIT = 64 * 1024
+
+Told = Callable[[dict[str, object]], None]
+
+
+@dataclass
+class _Watched:
+    task: int
+    slot: Slot
+    after_s: float
+    runs: int = -1
+    """How often the main thread had left a processor when it was last looked at."""
+    since: float = 0.0
+    """When that was first seen."""
+    told_at: float = 0.0
+
+
+class RankWatch:
+    """Watches the ranks of a node and takes their stacks. `stopped(task, body)` tells of one that has stopped."""
+
+    def __init__(self, loop: Loop, stopped: Callable[[int, bytes], None]) -> None:
+        self._loop = loop
+        self._stopped = stopped
+        self._taking: dict[Slot, list[Told]] = {}
+
+    def watch(self, task: int, slot: Slot, after_s: float) -> None:
+        """Tell when the rank has stopped for `after_s` seconds, and again after as long, until its process ends."""
+        self._look(_Watched(task, slot, after_s))
+
+    def _look(self, watched: _Watched) -> None:
+        if watched.slot.is_dead:
+            return
+        self._loop.call_later(min(_MAX_PERIOD_S, watched.after_s / 4), lambda: self._look(watched))
+        runs, now = _times_run(watched.slot.pid), time.monotonic()
+        if runs is None or runs != watched.runs:
+            watched.runs, watched.since, watched.told_at = runs or -1, now, now
+        elif now - watched.told_at >= watched.after_s:
+            watched.told_at = now
+            self.take(watched.slot, all_threads=False, told=lambda said: self._tell(watched, said))
+
+    def _tell(self, watched: _Watched, said: dict[str, object]) -> None:
+        if watched.slot.is_dead:
+            return
+        watched.runs = _times_run(watched.slot.pid) or -1  # it ran to write its stack
+        self._stopped(watched.task, json.dumps({**said, "stopped_s": time.monotonic() - watched.since}).encode())
+
+    def take(self, slot: Slot, *, all_threads: bool, told: Told) -> None:
+        """Ask the rank for its stack, and call `told` with it, and with the state of the process, in a moment."""
+        number = ALL_THREADS if all_threads else MAIN_THREAD
+        if slot in self._taking:
+            self._taking[slot].append(told)
+            return
+        if slot.is_dead or slot.pid is None or not _catches(slot.pid, number):
+            told({"stack": "", "state": "starting" if slot.pid is None else _state(slot.pid)})
+            return
+        self._taking[slot] = [told]
+        os.ftruncate(slot.page_fd, STACKS_AT)
+        os.lseek(slot.page_fd, STACKS_AT, os.SEEK_SET)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(slot.pid, number)
+        self._await(slot, STACKS_AT, time.monotonic() + _ANSWER_LIMIT_S)
+
+    def _await(self, slot: Slot, size_before: int, deadline: float) -> None:
+        """Until the file has text and has stopped growing."""
+        size = STACKS_AT if slot.is_dead else os.fstat(slot.page_fd).st_size
+        is_over = slot.is_dead or time.monotonic() > deadline
+        if not is_over and (size == STACKS_AT or size != size_before):
+            self._loop.call_later(_POLL_S, lambda: self._await(slot, size, deadline))
+            return
+        text = b"" if slot.is_dead else os.pread(slot.page_fd, min(size - STACKS_AT, _TEXT_LIMIT), STACKS_AT)
+        said: dict[str, object] = {"stack": text.decode(errors="replace"), "state": _state(slot.pid or 0)}
+        for told in self._taking.pop(slot):
+            told(said)
+
+
+def _status(pid: int | None) -> dict[str, str]:
+    """Of the main thread; empty where there is none, or no /proc."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/status") as file:
+            return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    except OSError:
+        return {}
+
+
+def _times_run(pid: int | None) -> int | None:
+    status = _status(pid)
+    try:
+        return int(status["voluntary_ctxt_switches"]) + int(status["nonvoluntary_ctxt_switches"])
+    except KeyError:
+        return None
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for it. Without one the signal would end it."""
+    caught = _status(pid).get("SigCgt", "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def _state(pid: int) -> str:
+    """As the kernel says it: "S (sleeping)", "R (running)", "T (stopped)"."""
+    return _status(pid).get("State", "dead")

@@ -1,0 +1,170 @@
+"""Where the ranks of a gang stand when one of them has waited too long for the others, and what to make of it."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ..errors import GangHung
+
+__all__ = ["REPORT_AFTER_S", "Hang", "RankStack", "read_stack"]
+
+REPORT_AFTER_S = 300.0
+"""Seconds after which the stacks of a gang that does not move are logged where no `hang_timeout_s` ends it."""
+
+_FRAMEWORKS = ("/torch/", "/jax/", "/jaxlib/", "/tensorflow/")
+"""Whose code a rank stands in while it waits for other ranks."""
+_OWN_WAITS = ("/torch/utils/data/", "/torch/multiprocessing/")
+"""But in these it waits for processes of its own."""
+_CALLER = "/skyward/slot/execute.py"
+_SESSION = "/skyward/integrations/base.py"
+_WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context")
+_FRAME = re.compile(r'^ *File "(.+)", line (\d+) in (.+)$')
+_THREAD = re.compile(r"^(?:Current thread|Thread|Stack)\b")
+
+
+class _Frame(NamedTuple):
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_framework(self) -> bool:
+        return any(part in self.file for part in _FRAMEWORKS)
+
+    @property
+    def source(self) -> str:
+        """Empty where this process does not have the file."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def place(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStack:
+    """Where one rank stands. `threads`: the frames of each, innermost first; the main thread's come last."""
+
+    rank: int
+    node: int
+    state: str
+    """Of the process, as its kernel says it."""
+    threads: tuple[tuple[_Frame, ...], ...]
+
+    @property
+    def main(self) -> tuple[_Frame, ...]:
+        return self.threads[-1] if self.threads else ()
+
+    @property
+    def waits_in(self) -> str:
+        """The collective (or what else of the framework's) that it waits in; empty if it is somewhere else."""
+        if not self.main or any(part in self.main[0].file for part in _OWN_WAITS):
+            return ""
+        inside = []
+        for frame in self.main:
+            if not frame.is_framework:
+                break
+            inside.append(frame.function)
+        if inside:
+            return next((name for name in reversed(inside) if name not in _WRAPPERS), inside[-1])
+        return "wait" if ".wait(" in self.main[0].source else ""
+
+    @property
+    def place(self) -> str:
+        """The line of the user's that it is at."""
+        frame = next((frame for frame in self.main if not frame.is_framework), None)
+        return frame.place if frame else f"a place unknown (its process: {self.state or 'no answer'})"
+
+    def text(self) -> str:
+        """As a traceback, the innermost frame last."""
+        does = f"waits in {self.waits_in}" if self.waits_in else "is in no collective"
+        lines = [f"Rank {self.rank} (node {self.node}) {does}; its process: {self.state}"]
+        if not self.main:
+            lines.append("  it wrote no stack")
+        for frames in reversed(self.threads):
+            if frames is not self.main:
+                lines.append("  another thread:")
+            for frame in reversed(frames):
+                lines.append(f'  File "{frame.file}", line {frame.line}, in {frame.function}')
+                lines += [f"    {frame.source}"] if frame.source else []
+        return "\n".join(lines)
+
+
+def read_stack(rank: int, node: int, text: str, state: str) -> RankStack:
+    """From what `faulthandler` wrote."""
+    threads: list[list[_Frame]] = []
+    for line in text.splitlines():
+        if _THREAD.match(line):
+            threads.append([])
+        elif threads and (found := _FRAME.match(line)):
+            threads[-1].append(_Frame(found[1], int(found[2]), found[3]))
+    users = (tuple(_without_ours(frames)) for frames in threads)
+    return RankStack(rank=rank, node=node, state=state, threads=tuple(frames for frames in users if frames))
+
+
+def _without_ours(frames: list[_Frame]) -> Iterable[_Frame]:
+    """Without what called the user's function."""
+    end = next((at for at, frame in enumerate(frames) if _CALLER in frame.file), len(frames))
+    while end and _SESSION in frames[end - 1].file:
+        end -= 1
+    return frames[:end]
+
+
+@dataclass(eq=False)
+class Hang:
+    """One rank of a gang has waited in one collective for `waited_s`; the others are asked where they stand."""
+
+    first: RankStack
+    waited_s: float
+    asked: set[int]
+    """Ranks that have not answered."""
+    ended: tuple[int, ...] = ()
+    """Ranks whose function has returned."""
+    stacks: dict[int, RankStack] = field(default_factory=dict)
+    is_judged: bool = False
+
+    def add(self, stack: RankStack) -> None:
+        self.stacks[stack.rank] = stack
+        self.asked.discard(stack.rank)
+
+    def is_real(self) -> bool:
+        """False: the rank went on while the others were asked."""
+        now = self.stacks.get(self.first.rank)
+        return now is None or now.main[:1] == self.first.main[:1]
+
+    def error(self, name: str) -> GangHung:
+        stacks = {self.first.rank: self.first, **self.stacks}
+        waiting = {rank: stack for rank, stack in sorted(stacks.items()) if stack.waits_in}
+        elsewhere = {rank: stack for rank, stack in sorted(stacks.items()) if not stack.waits_in}
+        silent = [f"rank {rank} has returned" for rank in self.ended]
+        absent = sorted(self.asked - set(stacks))
+        silent += [f"rank {rank} does not answer" for rank in absent]
+        error = GangHung(
+            f"{name!r} hangs: {_sentence(waiting, elsewhere, silent, self.waited_s)}",
+            ranks=tuple(sorted((*elsewhere, *absent, *self.ended))),
+            waiting=tuple(waiting),
+            waited_s=self.waited_s,
+            stacks={rank: stack.text() for rank, stack in sorted(stacks.items())},
+            task=name,
+        )
+        for rank in (*elsewhere, *waiting):
+            error.add_note(error.stacks[rank])
+        return error
+
+
+def _sentence(
+    waiting: dict[int, RankStack], elsewhere: dict[int, RankStack], silent: list[str], waited_s: float
+) -> str:
+    culprits = [f"rank {r} (node {s.node}) is in no collective, but at {s.place}" for r, s in elsewhere.items()]
+    culprits += silent
+    waits = [f"rank {rank} (node {s.node}) in {s.waits_in} at {s.place}" for rank, s in waiting.items()]
+    waited = f"{', '.join(waits)} for {waited_s:.0f} s"
+    if culprits:
+        return f"{'; '.join(culprits)}; waiting for it: {waited}"
+    if len({(s.waits_in, s.place) for s in waiting.values()}) > 1:
+        return f"every rank waits in a collective, but not in the same one: {waited}"
+    return f"every rank waits in the same collective, with another order, group or shape before or in it: {waited}"

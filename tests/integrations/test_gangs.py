@@ -1,0 +1,291 @@
+"""What becomes of a gang when one of its ranks hangs or fails: real process groups between real processes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+import skyward as sky
+from skyward.errors import GangHung, ResultNotPicklable, TaskTimeout, UsageError
+from skyward.pool import ComputePool
+from skyward.testing import Faults
+from tests.waiting import until
+
+
+class Lines(list[sky.LogLine]):
+    """Output as it comes; `text` is what the calls wrote and what was said of them."""
+
+    @property
+    def text(self) -> str:
+        return "".join(f"{line.text}\n" for line in self)
+
+
+@pytest.fixture(scope="module")
+def lines() -> Lines:
+    return Lines()
+
+
+@pytest.fixture(scope="module")
+def pool(lines: Lines) -> Iterator[ComputePool]:
+    """One for the whole file: its nodes import torch once."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)  # the nodes need not import this file, and pytest with it
+    with sky.ComputePool(sky.Local(), nodes=2, logs=lines.append) as pool:
+        yield pool
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def gang(function: Callable[..., Any], **options: Any) -> sky.ComputeFunction[..., Any]:
+    return sky.compute(sky.integrations.torch(function)).with_options(**options)
+
+
+# Hangs ------------------------------------------------------------------------------------------------------------
+
+
+def sleeps() -> None:
+    time.sleep(600)
+
+
+def loops() -> None:
+    while True:
+        sum(range(1000))
+
+
+def waits_for_a_lock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def holds_the_gil() -> None:
+    pow(3, 10**9)  # one call in C: it lasts for minutes, and lets no other thread run
+
+
+@pytest.mark.parametrize("way", [sleeps, loops, waits_for_a_lock, holds_the_gil], ids=lambda way: way.__name__)
+def test_a_rank_that_does_not_come_is_named_with_the_stacks_of_all(pool: ComputePool, way: Callable[[], None]) -> None:
+    def train() -> None:
+        if dist.get_rank() == 1:
+            way()
+        dist.all_reduce(torch.ones(1))
+
+    begin = time.monotonic()
+    with pytest.raises(GangHung, match="rank 1 .node 1. is in no collective") as raised:
+        gang(train, hang_timeout_s=1)() @ pool
+    assert time.monotonic() - begin < 15
+    error = raised.value
+    assert (error.ranks, error.waiting) == ((1,), (0,))
+    assert 1 <= error.waited_s < 5
+    assert "rank 0 (node 0) in all_reduce" in str(error)
+    assert f"in {way.__name__}" in error.stacks[1]
+    assert "in all_reduce" in error.stacks[0]
+    assert all(stack in "\n".join(error.__notes__) for stack in error.stacks.values())
+
+
+def test_collectives_that_do_not_match_are_named(pool: ComputePool) -> None:
+    def train() -> None:
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+        else:
+            dist.recv(torch.ones(1), src=0)
+
+    with pytest.raises(GangHung, match="not in the same one") as raised:
+        gang(train, hang_timeout_s=1)() @ pool
+    assert raised.value.ranks == ()
+    assert "in all_reduce at" in str(raised.value)
+    assert "in recv at" in str(raised.value)
+
+
+def test_a_hang_in_the_gradients_of_ddp_is_found(pool: ComputePool) -> None:
+    def train() -> None:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+        for step in range(3):
+            if step == 2 and dist.get_rank() == 1:
+                sleeps()
+            model(torch.ones(4, 2)).sum().backward()
+
+    with pytest.raises(GangHung) as raised:
+        gang(train, hang_timeout_s=1)() @ pool
+    assert raised.value.ranks == (1,)
+    assert "in backward at" in str(raised.value)
+
+
+def test_a_gang_that_is_slow_but_well_is_left_alone(pool: ComputePool) -> None:
+    """Each step takes longer than a third of the limit, all of them much longer than it; and ranks may compute long."""
+
+    def train() -> float:
+        total = torch.zeros(1)
+        for step in range(8):
+            if step % 2 == dist.get_rank():
+                time.sleep(0.4)  # the other waits for this one, then this one for the other
+            part = torch.ones(1)
+            dist.all_reduce(part)
+            total += part
+        deadline = time.monotonic() + 2.5
+        while time.monotonic() < deadline:  # both compute
+            torch.ones(200, 200) @ torch.ones(200, 200)
+        return total.item()
+
+    assert gang(train, hang_timeout_s=1.2)() @ pool == [16.0, 16.0]
+
+
+def test_ranks_that_sleep_are_not_taken_for_waiting(pool: ComputePool) -> None:
+    def idle() -> int:
+        time.sleep(2.5)
+        return 1
+
+    assert gang(idle, hang_timeout_s=0.5)() @ pool == [1, 1]
+
+
+# Starting again ---------------------------------------------------------------------------------------------------
+
+
+def train_with_checkpoints(folder: Path, epochs: int, dies_in: int) -> tuple[int, list[int], float]:
+    """Regression under DDP that saves after each epoch; rank 1 kills itself in epoch `dies_in` of the first start.
+
+    Returns the start it was, the epochs that this start trained, and the last loss.
+    """
+    info = sky.instance_info()
+    assert info is not None
+    assert os.environ["TORCHELASTIC_RESTART_COUNT"] == str(info.restart_count)
+    x = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(8, 2)
+    y = x.sum(1, keepdim=True)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    first = 0
+    if (folder / "checkpoint").exists():
+        state = torch.load(folder / "checkpoint")
+        first = state["epoch"] + 1
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    loss = torch.tensor(float("nan"))
+    for epoch in range(first, epochs):
+        if (epoch, info.restart_count, info.rank) == (dies_in, 0, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        mine_x, mine_y = sky.shard(x, y)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(mine_x), mine_y)
+        loss.backward()
+        optimizer.step()
+        if sky.is_head:
+            state = {"epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state, folder / "new")
+            os.replace(folder / "new", folder / "checkpoint")
+        dist.barrier()
+    dist.all_reduce(loss)
+    return info.restart_count, list(range(first, epochs)), loss.item() / 2
+
+
+def test_a_training_whose_rank_was_killed_goes_on_from_its_checkpoint(
+    pool: ComputePool, lines: Lines, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    train = sky.compute(max_restarts=2)(sky.integrations.torch(seed=1)(train_with_checkpoints))
+    undisturbed = train(whole, 5, -1) @ pool
+    resumed = train(broken, 5, 2) @ pool
+    assert [run[:2] for run in undisturbed] == [(0, [0, 1, 2, 3, 4])] * 2
+    assert [run[:2] for run in resumed] == [(1, [2, 3, 4])] * 2
+    assert resumed[0][2] == undisturbed[0][2]  # as if nothing had happened
+    assert "is started again; it ended with rank 1: SlotLost" in lines.text
+
+
+def test_an_exhausted_budget_raises_the_cause_and_tells_of_every_start(pool: ComputePool) -> None:
+    def fail() -> None:
+        info = sky.instance_info()
+        assert info is not None
+        if dist.get_rank() == 1:
+            raise ValueError(f"start {info.restart_count}")
+        dist.barrier()
+
+    with pytest.raises(ValueError, match="start 2") as raised:
+        gang(fail, max_restarts=2)() @ pool
+    (told,) = (note for note in raised.value.__notes__ if "was started" in note)
+    assert told.splitlines() == [
+        "The gang was started 3 times:",
+        "  1: rank 1: ValueError: start 0",
+        "  2: rank 1: ValueError: start 1",
+        "  3: this error",
+    ]
+
+
+def test_a_gang_that_hung_is_started_again(pool: ComputePool) -> None:
+    def train() -> int:
+        info = sky.instance_info()
+        assert info is not None
+        if dist.get_rank() == info.restart_count == 0:
+            sleeps()
+        dist.barrier()
+        return info.restart_count
+
+    assert gang(train, max_restarts=1, hang_timeout_s=1)() @ pool == [1, 1]
+
+
+def test_what_would_fail_the_same_way_is_not_started_again(pool: ComputePool, tmp_path: Path) -> None:
+    def count(folder: Path, way: str) -> Any:
+        info = sky.instance_info()
+        assert info is not None
+        (folder / f"{way}-{info.restart_count}-{info.rank}").touch()
+        if way == "timeout":
+            sleeps()
+        return threading.Lock()
+
+    with pytest.raises(TaskTimeout):
+        gang(count, max_restarts=3, timeout_s=0.5)(tmp_path, "timeout") @ pool
+    with pytest.raises(ResultNotPicklable):
+        gang(count, max_restarts=3)(tmp_path, "result") @ pool
+    assert not [path.name for path in tmp_path.iterdir() if "-0-" not in path.name]
+
+
+def test_retries_are_for_losses_only(pool: ComputePool, tmp_path: Path) -> None:
+    def fail() -> None:
+        (tmp_path / str(os.getpid())).touch()
+        raise ValueError("bad batch")
+
+    with pytest.raises(ValueError, match="bad batch"):
+        gang(fail, retries=3)() @ pool
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_lost_node_is_replaced_and_the_gang_started_again(pool: ComputePool, tmp_path: Path) -> None:
+    def train() -> int:
+        info = sky.instance_info()
+        assert info is not None
+        if info.restart_count == 0:
+            (tmp_path / f"rank-{info.rank}").touch()
+            sleeps()
+        dist.barrier()
+        return info.restart_count
+
+    faults = Faults(pool)
+    future = concurrent.futures.ThreadPoolExecutor(1).submit(lambda: gang(train, max_restarts=1)() @ pool)
+    until(lambda: len(list(tmp_path.iterdir())) == 2)
+    faults.kill_node(1)
+    assert future.result(60) == [1, 1]
+    faults.wait_until_whole()
+
+
+@pytest.mark.parametrize("options", [{"max_restarts": 1}, {"hang_timeout_s": 5.0}])
+def test_a_plain_call_has_no_ranks_to_start_again(pool: ComputePool, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(options))}: 'abs' is under no integration"):
+        sky.compute(abs)(-1).with_options(**options) >> pool
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_restarts": -1}, {"max_restarts": 1.0}, {"max_restarts": True}, {"hang_timeout_s": 0}]
+)
+def test_an_option_out_of_its_range_is_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        sky.compute(**options)
