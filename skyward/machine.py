@@ -27,6 +27,7 @@ class PoolSpec:
     architecture: Literal["x86_64", "arm64"] | None = None
     allocation: AllocationStrategy = "spot-if-available"
     image: Image = DEFAULT_IMAGE
+    preload: tuple[str, ...] = ()
     max_hourly_cost: float | None = None
     cancel_grace_s: float = 3.0
     provision_timeout_s: float = 300.0

@@ -419,7 +419,7 @@ class Agent:
         lanes = config.slots if config.executor == "thread" else 1
         slot = make_slot(number, lanes=lanes, executor=config.executor, workers_per_node=config.slots)
         self._slots.append(slot)
-        self._fork(slot, (), b"")
+        self._fork(slot, config.preload, b"")
 
     def _on_rank(self, frame: Frame) -> None:
         order: RankOrder = pickle.loads(frame.body)

@@ -43,6 +43,7 @@ class JoblibPool(contextlib.AbstractContextManager[ComputePool]):
     """
 
     _packages: ClassVar[tuple[str, ...]] = ("joblib",)
+    _preload: ClassVar[tuple[str, ...]] = ("skyward.integrations.joblib_batch",)
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class JoblibPool(contextlib.AbstractContextManager[ComputePool]):
         # Only where it has an effect: a provider that installs nothing would warn about what the user never asked for.
         if "pip" in getattr(provider, "acts_on_image", ()):
             image = image.with_pip(*(_requirement(name, versions.get(name)) for name in self._packages))
+        options["preload"] = (*self._preload, *options.get("preload", ()))
         self._retries = retries
         self._pool = ComputePool(provider, image=image, **options)
         self._stack = contextlib.ExitStack()
@@ -105,6 +107,13 @@ class ScikitLearnPool(JoblibPool):
     """
 
     _packages: ClassVar[tuple[str, ...]] = ("scikit-learn", "joblib")
+    # What imports most of the rest; an estimator's own module is small beside it.
+    _preload: ClassVar[tuple[str, ...]] = (
+        *JoblibPool._preload,
+        "sklearn.model_selection",
+        "sklearn.ensemble",
+        "sklearn.pipeline",
+    )
 
     def __init__(
         self,

@@ -117,6 +117,7 @@ class Local:
             path=tuple(dict.fromkeys(path)),
             cwd=os.getcwd(),
             env=tuple(env.items()),
+            preload=spec.preload,
             address=_ADDRESS,
             interface="lo",
             lease_s=self.lease_s,

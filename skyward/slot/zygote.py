@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from ..launch import Launch
 from .functions import explain_load_error
+from .threads import apply_thread_counts
 from .worker import SlotConfig, serve
 
 __all__ = ["ForkOrder", "ZygoteConfig", "main", "send_order"]
@@ -35,6 +36,12 @@ _PACKET = 1 << 20
 _ORDER_PACKET = 64 * 1024
 """Bytes. A socket takes no packet beyond its buffer; a larger order (the options of an integration) is in a memfd."""
 _FDS = 4
+_NO_THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of Arrow's allocator; pandas and datasets import Arrow
+}
 _PR_SET_PDEATHSIG = 1
 
 
@@ -109,10 +116,9 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def _one_thread_each() -> Any:
-    """Libraries that make a thread pool while they are imported make an empty one."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
+    """Libraries that start threads while they are imported start none."""
+    before = {name: os.environ.get(name) for name in _NO_THREADS}
+    os.environ.update(_NO_THREADS)
     try:
         yield
     finally:
@@ -189,6 +195,8 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # SIGINT stays ignored until the worker handles it: a cancel that comes now is seen when the task begins.
         _draw_own_numbers()
+        if config.preload and not order.launch:  # an integration sets its framework's threads itself
+            apply_thread_counts()
         become_slot(order, fds)
         code = 0
     except BaseException:  # nothing may return into the zygote's loop from the child

@@ -94,6 +94,8 @@ class NodeConfig:
     cwd: str
     env: tuple[tuple[str, str], ...]
     """The whole environment of the user's processes."""
+    preload: tuple[str, ...] = ()
+    """Modules imported once, before the slots are forked."""
     address: str = "127.0.0.1"
     interface: str = ""
     lease_s: float = 5.0

@@ -1,0 +1,64 @@
+"""How many threads the numeric libraries of a forked process use.
+
+They read OMP_NUM_THREADS and its like when they are loaded. A zygote loads them with one thread, because a process
+with threads cannot be forked safely; so each fork tells them what its environment says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+__all__ = ["apply_thread_counts"]
+
+# By part of the file's name: the variables that it obeys, the first that is set counts; its function that sets the
+# number, under the names that it has in various builds. Source: the libraries' documentation and `nm -D`.
+_LIBRARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "openblas": (
+        ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"),
+        (
+            *("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads"),
+            *("openblas_set_num_threads64_", "openblas_set_num_threads"),
+        ),
+    ),
+    "libmkl_rt": (("MKL_NUM_THREADS", "OMP_NUM_THREADS"), ("MKL_Set_Num_Threads",)),
+    "libgomp": (("OMP_NUM_THREADS",), ("omp_set_num_threads",)),
+    "libomp": (("OMP_NUM_THREADS",), ("omp_set_num_threads",)),
+    "libiomp5": (("OMP_NUM_THREADS",), ("omp_set_num_threads",)),
+}
+
+
+def apply_thread_counts() -> None:
+    """Set the loaded libraries to the numbers in `os.environ`, to all cores where it names none."""
+    for path in _loaded():
+        name = os.path.basename(path)
+        for part, (variables, functions) in _LIBRARIES.items():
+            if part in name:
+                _set(path, functions, _count(variables))
+
+
+def _count(variables: tuple[str, ...]) -> int:
+    for variable in variables:
+        text = os.environ.get(variable, "").partition(",")[0]  # OpenMP: a number for each level of nesting
+        if text.isdecimal() and int(text) > 0:
+            return int(text)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _loaded() -> set[str]:
+    """Paths of the shared libraries in this process; none where there is no /proc, and nothing is forked there."""
+    try:
+        with open("/proc/self/maps") as maps:
+            paths = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if ".so" in line}
+    except FileNotFoundError:
+        return set()
+    return {path for path in paths if path.startswith("/")}
+
+
+def _set(path: str, functions: tuple[str, ...], count: int) -> None:
+    library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
+    for name in functions:
+        function = getattr(library, name, None)
+        if function is not None:
+            function(ctypes.c_int(count))
+            return
