@@ -13,18 +13,24 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
+    from .accelerate import accelerate as accelerate
     from .joblib import joblib_backend as joblib_backend
     from .joblib import sklearn_backend as sklearn_backend
+    from .lightning import lightning as lightning
     from .pools import JoblibPool as JoblibPool
     from .pools import ScikitLearnPool as ScikitLearnPool
     from .torch import torch as torch
+    from .transformers import transformers as transformers
 
 REGISTRY: dict[str, str] = {
     "JoblibPool": "skyward.integrations.pools:JoblibPool [joblib]",
     "ScikitLearnPool": "skyward.integrations.pools:ScikitLearnPool [sklearn]",
+    "accelerate": "skyward.integrations.accelerate:accelerate [accelerate]",
     "joblib_backend": "skyward.integrations.joblib:joblib_backend [joblib]",
+    "lightning": "skyward.integrations.lightning:lightning [lightning]",
     "sklearn_backend": "skyward.integrations.joblib:sklearn_backend [sklearn]",
     "torch": "skyward.integrations.torch:torch [torch]",
+    "transformers": "skyward.integrations.transformers:transformers [transformers]",
 }
 """Name -> where it is and the extra that it needs, written as an entry point is: "module:attribute [extra]"."""
 

@@ -120,12 +120,12 @@ class TorchIntegration(IntegrationBase):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.backend is not None and not (isinstance(self.backend, str) and self.backend):
-            raise UsageError(f'torch: backend={self.backend!r}; it is "nccl", "gloo", another name, or None')
+            raise UsageError(f'{self.name}: backend={self.backend!r}; it is "nccl", "gloo", another name, or None')
         is_seed = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed <= _MAX_SEED
         if self.seed is not None and not is_seed:
-            raise UsageError(f"torch: seed={self.seed!r}; it is a whole number in [0, 2**32), or None")
+            raise UsageError(f"{self.name}: seed={self.seed!r}; it is a whole number in [0, 2**32), or None")
         if self.timeout_s is not None and not self.timeout_s > 0:
-            raise UsageError(f"torch: timeout_s={self.timeout_s!r}; it is a number of seconds > 0, or None")
+            raise UsageError(f"{self.name}: timeout_s={self.timeout_s!r}; it is a number of seconds > 0, or None")
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """What torchrun sets, and where to listen. What is the user's choice is only set where there is none."""
@@ -157,6 +157,10 @@ class TorchIntegration(IntegrationBase):
         if self.seed is not None:
             _seed_all(framework, self.seed)
         dist = framework.distributed
+        if dist.is_initialized():
+            self._check_shared_group(dist)
+            yield
+            return
         self._open_group(framework, rank, device)
         try:
             yield
@@ -165,6 +169,16 @@ class TorchIntegration(IntegrationBase):
             raise
         if dist.is_initialized():  # unless the function has destroyed it
             dist.destroy_process_group()
+
+    def _check_shared_group(self, dist: Any) -> None:
+        """The group is that of an integration further out, which also destroys it. Raises UsageError."""
+        is_other = self.backend is not None and _devices_of(dist, self.backend) != dist.get_backend_config()
+        if is_other or self.timeout_s is not None:
+            option = f"backend={self.backend!r}" if is_other else f"timeout_s={self.timeout_s!r}"
+            raise UsageError(
+                f"{self.name}: {option} comes too late: an integration above it has opened the process group "
+                f"({dist.get_backend_config()}); give the option to the uppermost of them"
+            )
 
     def _open_group(self, framework: Any, rank: Rank, device: Any) -> None:
         """Returns when all ranks have met. Raises RendezvousFailed."""
@@ -255,6 +269,11 @@ def _own_device(framework: Any, rank: Rank) -> Any:
 def _each_has_a_gpu(framework: Any, rank: Rank) -> bool:
     """Nccl refuses two ranks on one GPU. All ranks of a node answer alike."""
     return bool(framework.cuda.is_available()) and rank.local_world_size <= int(framework.cuda.device_count())
+
+
+def _devices_of(dist: Any, backend: str) -> str:
+    """Which backend serves which device, as `get_backend_config` writes it."""
+    return str(dist.distributed_c10d.BackendConfig(dist.Backend(backend)))
 
 
 def _seed_all(framework: Any, seed: int) -> None:
