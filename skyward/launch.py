@@ -30,7 +30,11 @@ class Integration(Protocol):
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """Modules that a node may import once, before ranks are forked. Importing them must start no thread."""
+        """Modules that a node may import once, before ranks are forked. Importing them must start no thread.
+
+        Among them "NAME=value" sets a variable first, for modules that read it while they are imported, and
+        "NAME?=value" does where there is none.
+        """
         ...
 
     def environment(self, rank: Rank) -> dict[str, str]: ...

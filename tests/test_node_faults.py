@@ -109,8 +109,8 @@ class Preloads(IntegrationBase):
     extra: ClassVar[str] = ""
     packages: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, module: str) -> None:
-        self.preload = (module,)  # type: ignore[misc]  # of each instance
+    def __init__(self, *modules: str) -> None:
+        self.preload = modules  # type: ignore[misc]  # of each instance
 
     def session(self, rank: Rank) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -130,6 +130,20 @@ def test_a_rank_whose_zygote_hangs_in_an_import_can_be_given_up(module: Path) ->
         with pytest.raises(TaskTimeout):
             train() >> pool
         assert one() >> pool == 1
+
+
+def test_variables_are_set_before_modules_that_read_them_are_imported(module: Path) -> None:
+    module.write_text("import os\nSEEN = [os.environ.get(name) for name in ('SKY_A', 'SKY_B', 'SKY_C')]\n")
+
+    def seen() -> list[str | None]:
+        found: list[str | None] = sys.modules[module.stem].SEEN
+        return found
+
+    settings = ("SKY_A=a=1", "SKY_B?=from here", "SKY_C=over")
+    image = sky.Image(env={"SKY_B": "the user's", "SKY_C": "the user's"})
+    with sky.ComputePool(sky.Local(), logs=False, image=image) as pool:
+        rank = sky.compute(integrate(seen, Preloads(*settings, module.stem)))
+        assert rank() >> pool == ["a=1", "the user's", "over"]
 
 
 def test_a_rank_ends_though_a_thread_of_its_task_does_not(module: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from ..errors import InternalError, RendezvousFailed
 from ..slot.link import read_blob_body
+from ..slot.ports import PortLocks
 from ..slot.zygote import ForkOrder
 from ..wire.blobs import Blob
 from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind, pack
@@ -22,7 +23,6 @@ from ..wire.tasks import CALL_KINDS, TASK_HEAD, TASK_KIND_AT, NodeConfig, RankOr
 from .blobs import NodeBlobs
 from .facts import node_facts
 from .loop import Loop
-from .ports import PortLocks
 from .session import Session
 from .slots import Pending, Slot, make_slot
 from .stacks import RankWatch

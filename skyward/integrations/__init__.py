@@ -19,6 +19,7 @@ if _TYPE_CHECKING:
     from .lightning import lightning as lightning
     from .pools import JoblibPool as JoblibPool
     from .pools import ScikitLearnPool as ScikitLearnPool
+    from .tensorflow import tensorflow as tensorflow
     from .torch import torch as torch
     from .transformers import transformers as transformers
 
@@ -29,6 +30,7 @@ REGISTRY: dict[str, str] = {
     "joblib_backend": "skyward.integrations.joblib:joblib_backend [joblib]",
     "lightning": "skyward.integrations.lightning:lightning [lightning]",
     "sklearn_backend": "skyward.integrations.joblib:sklearn_backend [sklearn]",
+    "tensorflow": "skyward.integrations.tensorflow:tensorflow [tensorflow]",
     "torch": "skyward.integrations.torch:torch [torch]",
     "transformers": "skyward.integrations.transformers:transformers [transformers]",
 }

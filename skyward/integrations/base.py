@@ -53,7 +53,9 @@ class IntegrationBase(ABC):
     packages: ClassVar[tuple[str, ...]]
     """What a node must have installed, as requirements."""
     preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that a node may import once, before ranks are forked. Importing them must start no thread."""
+    """Modules that a node may import once, before ranks are forked, and variables to set first; see `Integration`.
+    Importing them must start no thread.
+    """
 
     processes_per_node: RanksPerNode = 1
 

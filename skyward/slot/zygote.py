@@ -100,12 +100,24 @@ def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
     sys.argv[:] = [""]  # as in an interactive session: ours would mislead a library that parses it
     with _one_thread_each():
         for module in config.preload:
+            if "=" in module:
+                _set(module)
+                continue
             # A module that fails to import fails again, in words, in the rank that needs it.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
     gc.collect()
     gc.freeze()
     _loop(sock, config)
+
+
+def _set(setting: str) -> None:
+    """A variable, from "NAME=value", or from "NAME?=value" where there is none yet, as in make."""
+    name, _, value = setting.partition("=")
+    if name.endswith("?"):
+        os.environ.setdefault(name[:-1], value)
+    else:
+        os.environ[name] = value
 
 
 def die_with_parent() -> None:

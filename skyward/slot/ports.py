@@ -10,15 +10,22 @@ import tempfile
 
 from ..errors import RendezvousFailed
 
-__all__ = ["PortLocks"]
+__all__ = ["PortLocks", "port_behind"]
 
 _FIRST, _LAST = 20_000, 29_999
 """Below 32768, where Linux's ephemeral ports begin by default: no client of anybody's gets one of these by chance."""
 _TRIES = 200
 
 
+def port_behind(port: int, steps: int) -> int:
+    """The port that lies `steps` behind `port`, in the range of rendezvous ports and around its end. A framework that
+    needs a port for each rank counts them from the gang's own, so that every rank knows all of them.
+    """
+    return _FIRST + (port - _FIRST + steps) % (_LAST - _FIRST + 1)
+
+
 class PortLocks:
-    """The ports this agent holds. The lock file makes agents of one machine avoid each other's."""
+    """The ports this process holds. The lock file makes processes of one machine avoid each other's."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -27,20 +34,32 @@ class PortLocks:
 
     def reserve(self) -> int:
         """A free port. Raises RendezvousFailed when none is found."""
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
         for _ in range(_TRIES):
             port = random.randint(_FIRST, _LAST)
-            fd = os.open(os.path.join(self._folder, str(port)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(fd)
+            if not self._lock(port):
                 continue
             if self._is_free(port):
-                self._held[port] = fd
                 return port
-            os.close(fd)
+            self.release(port)
         raise RendezvousFailed(f"no free port between {_FIRST} and {_LAST} after {_TRIES} tries")
+
+    def hold(self, port: int) -> None:
+        """This very port, until `release` or the end of the process. Raises RendezvousFailed if another process holds
+        it; the gang is then started on other ports.
+        """
+        if not self._lock(port):
+            raise RendezvousFailed(f"port {port} of {self._address} is held for another gang")
+
+    def _lock(self, port: int) -> bool:
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        fd = os.open(os.path.join(self._folder, str(port)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return False
+        self._held[port] = fd
+        return True
 
     def _is_free(self, port: int) -> bool:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
