@@ -16,8 +16,9 @@ RanksPerNode = int | Literal["auto"]
 class Integration(Protocol):
     """The node half of a framework's support: picklable without the framework, imported lazily on the node.
 
-    `environment` is applied in the rank before the user's payload is unpickled, so an import at the top of the
-    user's module already sees it; `session` is entered around the user's function, in the order of the decorators.
+    In the rank, `environment` is applied first, then `prepare` is called, and both before anything of the user's is
+    unpickled, so an import at the top of the user's module already sees what they did; `session` is entered around
+    the user's function, in the order of the decorators.
     """
 
     @property
@@ -38,6 +39,8 @@ class Integration(Protocol):
         ...
 
     def environment(self, rank: Rank) -> dict[str, str]: ...
+
+    def prepare(self, rank: Rank) -> None: ...
 
     def session(self, rank: Rank) -> AbstractContextManager[None]: ...
 

@@ -9,6 +9,7 @@ import pickle
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -540,6 +541,7 @@ class Agent:
             "index": index,
             "cancelled": slot is not None and task in slot.cancelled,
             "early_deaths": self._early_deaths,
+            "at": time.time(),
         }
         return json.dumps(lost).encode()
 

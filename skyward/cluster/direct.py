@@ -613,6 +613,7 @@ class DirectEngine:
             exit_code=said["exit_code"],
             started=said["started"],
             index=said["index"],
+            at=said["at"],
         )
         if task.is_cancelled or task.handles_loss:
             self._finish(task, node)

@@ -78,6 +78,8 @@ class Loss:
     started: bool | None = None
     index: int | None = None
     is_node: bool = False
+    at: float = 0.0
+    """When the node saw it, by its clock, in seconds since the epoch; 0: the node is gone itself."""
 
 
 @dataclass(frozen=True, slots=True)

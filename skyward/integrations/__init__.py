@@ -14,6 +14,7 @@ from typing import Any as _Any
 
 if _TYPE_CHECKING:
     from .accelerate import accelerate as accelerate
+    from .jax import jax as jax
     from .joblib import joblib_backend as joblib_backend
     from .joblib import sklearn_backend as sklearn_backend
     from .lightning import lightning as lightning
@@ -27,6 +28,7 @@ REGISTRY: dict[str, str] = {
     "JoblibPool": "skyward.integrations.pools:JoblibPool [joblib]",
     "ScikitLearnPool": "skyward.integrations.pools:ScikitLearnPool [sklearn]",
     "accelerate": "skyward.integrations.accelerate:accelerate [accelerate]",
+    "jax": "skyward.integrations.jax:jax [jax]",
     "joblib_backend": "skyward.integrations.joblib:joblib_backend [joblib]",
     "lightning": "skyward.integrations.lightning:lightning [lightning]",
     "sklearn_backend": "skyward.integrations.joblib:sklearn_backend [sklearn]",

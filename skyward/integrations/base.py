@@ -73,6 +73,12 @@ class IntegrationBase(ABC):
         """Variables for the rank's process, set before anything of the user's is unpickled. Imports no framework."""
         return {}
 
+    def prepare(self, rank: Rank) -> None:  # noqa: B027  # most have nothing to do here
+        """Called in the rank when the variables of all integrations stand and nothing of the user's is unpickled, for
+        what must come before the user's module and arguments. It is part of the call: its output is the call's, and
+        what it raises is the rank's failure.
+        """
+
     @abstractmethod
     def session(self, rank: Rank) -> AbstractContextManager[None]:
         """Entered around the user's function in every rank. Left also when the function raised, and then it must not

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from errno import EADDRINUSE, EADDRNOTAVAIL
 from importlib import import_module
 from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
@@ -25,17 +22,13 @@ from ..errors import RendezvousFailed, UsageError
 from ..launch import RanksPerNode
 from ..topology import Rank
 from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
+from .rendezvous import MEETING_LIMIT_S, listen_at_head, wait_for_head
 
 __all__ = ["TorchIntegration", "torch"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MEETING_LIMIT_S = 300.0
-"""Seconds that a rank waits for the others to come: the first call on a node pays for importing torch from a disk that
-may be cold. The same as torch's own limit for its store."""
-_MAX_PAUSE_S = 0.05
-"""Seconds between two looks whether rank 0 listens."""
 _LEAVING_LIMIT_S = 1.0
 """Seconds that leaving the group may take after the function raised; the process ends next, and with it the group."""
 _MAX_SEED = 2**32 - 1
@@ -206,48 +199,16 @@ def _open_store(dist: Any, rank: Rank) -> Any:
     """The store that the ranks meet at. Rank 0 listens, on the pool's private address only."""
     listener = None
     if rank.rank == 0:
-        listener = _listen(rank)
+        listener = listen_at_head(rank)
     else:
-        _wait_for_head(rank)
+        wait_for_head(rank)
     return dist.TCPStore(
         rank.head_addr,
         rank.head_port,
         rank.world_size,
         is_master=rank.rank == 0,
-        timeout=timedelta(seconds=_MEETING_LIMIT_S),
+        timeout=timedelta(seconds=MEETING_LIMIT_S),
         master_listen_fd=listener.detach() if listener is not None else None,
-    )
-
-
-def _listen(rank: Rank) -> socket.socket:
-    family = socket.AF_INET6 if ":" in rank.local_addr else socket.AF_INET
-    try:
-        return socket.create_server((rank.local_addr, rank.head_port), family=family)
-    except OSError as error:
-        if error.errno == EADDRNOTAVAIL:  # translated on its way here: no interface of this machine has the address
-            return socket.create_server(("", rank.head_port))
-        if error.errno != EADDRINUSE:
-            raise
-        raise RendezvousFailed(
-            f"another process listens on {rank.local_addr}:{rank.head_port}, where the ranks were to meet"
-        ) from error
-
-
-def _wait_for_head(rank: Rank) -> None:
-    """Until rank 0 listens. The store's own client, refused once, comes again only after up to a second."""
-    deadline = time.monotonic() + _MEETING_LIMIT_S
-    pause_s = 0.001
-    while (left_s := deadline - time.monotonic()) > 0:
-        try:
-            socket.create_connection((rank.head_addr, rank.head_port), timeout=left_s).close()
-        except OSError:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-        else:
-            return
-    raise RendezvousFailed(
-        f"rank {rank.rank} of {rank.world_size} could not reach rank 0 at {rank.head_addr}:{rank.head_port} "
-        f"within {_MEETING_LIMIT_S:.0f} s"
     )
 
 

@@ -23,7 +23,7 @@ import queue
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -217,10 +217,10 @@ def _set_exception(thread: int, kind: type[BaseException] | None) -> None:
 class _Slot:
     """What process and thread slots share: functions, blobs, the pool's topology."""
 
-    def __init__(self, link: Link, config: SlotConfig, failed: Exception | None) -> None:
+    def __init__(self, link: Link, config: SlotConfig, prepare: Callable[[], None] | None) -> None:
         self.link = link
         self.config = config
-        self.failed = failed
+        self._prepare = prepare
         self.functions = Functions()
         self._arrived: dict[bytes, Blob] = {}
         self.topology: Topology | None = None
@@ -270,12 +270,14 @@ class _Slot:
         return Call(kind, frame.ident, info, config.rank)
 
     def initialize(self) -> None:
-        """Run the pool's initializer, once in this process, before its first task."""
-        if self.failed is not None:
-            raise self.failed
+        """What a rank's integrations prepare, then the pool's initializer; once in this process, before its first
+        task.
+        """
         with self._initialize_lock:
             if self._initialized:
                 return
+            if self._prepare is not None:
+                self._prepare()
             assert self.topology is not None
             try:
                 if self.topology.initializer is not None:
@@ -466,16 +468,16 @@ def _serve_threads(slot: _Slot, page: memoryview) -> None:
         inbox.put(frame, slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ())
 
 
-def serve(sock: socket.socket, page_fd: int, config: SlotConfig, failed: Exception | None = None) -> None:
+def serve(sock: socket.socket, page_fd: int, config: SlotConfig, prepare: Callable[[], None] | None = None) -> None:
     """Run tasks until the agent goes away. Called in the freshly forked process.
 
-    `failed` is what kept the process from being what its tasks need; they fail with it.
+    `prepare` is called as part of the first task, before anything of the user's is loaded.
     """
     _volunteer_for_the_oom_killer()
     os.environ.update(config.env)
     forbid_terminal()
     link = Link(sock)
-    slot = _Slot(link, config, failed)
+    slot = _Slot(link, config, prepare)
     page = map_page(page_fd, config.lanes)
     if config.rank is None:
         os.close(page_fd)

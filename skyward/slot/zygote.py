@@ -23,6 +23,7 @@ import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from ..launch import Launch
@@ -247,27 +248,26 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
     os.close(null)
     for fd in (out, err):
         os.close(fd)
-    failed = _apply_launch(order) if order.launch else None
+    prepare = partial(_apply_launch, order) if order.launch else None
     with socket.socket(fileno=sock_fd) as sock:
-        serve(sock, page, order.config, failed)
+        serve(sock, page, order.config, prepare)
 
 
-def _apply_launch(order: ForkOrder) -> Exception | None:
-    """The environment of each integration stands before anything of the user's is loaded. What goes wrong is
-    returned, to be reported as the failure of the rank's task.
+def _apply_launch(order: ForkOrder) -> None:
+    """The environment of each integration stands before anything of the user's is loaded. Called as part of the rank's
+    task: what it raises is the failure of that.
     """
     os.environ.update(order.config.env)
     try:
         launch: Launch = pickle.loads(order.launch)
     except Exception as error:  # the module of an integration of the user's may do anything
-        return explain_load_error(error, "an integration")
-    assert order.config.rank is not None
-    try:
-        for integration in launch.integrations:
-            os.environ.update(integration.environment(order.config.rank))
-    except Exception as error:  # an integration of the user's
-        return error
-    return None
+        raise explain_load_error(error, "an integration") from error
+    rank = order.config.rank
+    assert rank is not None
+    for integration in launch.integrations:
+        os.environ.update(integration.environment(rank))
+    for integration in launch.integrations:
+        integration.prepare(rank)
 
 
 def _execute_afresh(order: ForkOrder, fds: list[int], config: ZygoteConfig) -> int:
