@@ -53,7 +53,7 @@ class TestJaxConforms(IntegrationSuite):
 
     @staticmethod
     def is_initialized() -> bool:
-        return jax.distributed.is_initialized()
+        return bool(jax.distributed.is_initialized())
 
     @staticmethod
     def place() -> tuple[int, int]:
