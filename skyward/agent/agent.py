@@ -35,6 +35,8 @@ __all__ = ["Agent"]
 _MAX_EARLY_DEATHS = 5
 _RANK_ENDS_S = 5.0
 """How long a rank's process may take to end after its last frame; a thread of the user's may keep it for ever."""
+_OF_RANKS = "skyward.slot.worker"
+"""What a zygote has imported anyway. It stands in the preload lists of ranks, so that slots have other zygotes."""
 _FINAL = (Kind.RESULT, Kind.ERROR)
 _GANG = CALL_KINDS.index("gang")
 
@@ -426,7 +428,7 @@ class Agent:
         order: RankOrder = pickle.loads(frame.body)
         slot = make_slot(order.rank.local_rank, rank=order.rank, deliver=bool(frame.lane), env=order.env)
         self._ranks[frame.ident] = slot
-        self._fork(slot, order.preload, order.launch)
+        self._fork(slot, (*order.preload, _OF_RANKS), order.launch)
         self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)
 
     def _on_take_stack(self, frame: Frame) -> None:
@@ -459,7 +461,9 @@ class Agent:
     def _zygote(self, preload: tuple[str, ...]) -> Zygote:
         zygote = self._zygotes.get(preload)
         if zygote is None:
-            zygote = self._zygotes[preload] = Zygote(self._loop, self._config, preload, self._on_zygote)
+            is_for_ranks = _OF_RANKS in preload
+            zygote = Zygote(self._loop, self._config, preload, self._on_zygote, is_for_ranks=is_for_ranks)
+            self._zygotes[preload] = zygote
         return zygote
 
     def _on_zygote(self, zygote: Zygote, event: tuple[object, ...]) -> None:

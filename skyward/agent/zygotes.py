@@ -34,7 +34,13 @@ class Zygote:
     """
 
     def __init__(
-        self, loop: Loop, node: NodeConfig, preload: tuple[str, ...], on_event: Callable[[Zygote, Any], None]
+        self,
+        loop: Loop,
+        node: NodeConfig,
+        preload: tuple[str, ...],
+        on_event: Callable[[Zygote, Any], None],
+        *,
+        is_for_ranks: bool,
     ) -> None:
         self._loop = loop
         self._on_event = on_event
@@ -51,7 +57,7 @@ class Zygote:
                 start_new_session=True,
             )
             undo.pop_all()
-        self._sock.send(pickle.dumps(ZygoteConfig(path=node.path, preload=preload)))
+        self._sock.send(pickle.dumps(ZygoteConfig(path=node.path, preload=preload, is_for_ranks=is_for_ranks)))
         self._sock.setblocking(False)
         self._orders: deque[tuple[int, bytes, list[int]]] = deque()
         loop.watch(self._sock, self._read)

@@ -44,12 +44,15 @@ _NO_THREADS = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of Arrow's allocator; pandas and datasets import Arrow
 }
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZygoteConfig:
     path: tuple[str, ...]
     preload: tuple[str, ...] = ()
+    is_for_ranks: bool = False
+    """What a rank has started ends with the rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,8 @@ def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
                 importlib.import_module(module)
     gc.collect()
     gc.freeze()
+    if config.is_for_ranks:
+        _take_in_orphans()
     _loop(sock, config)
 
 
@@ -123,8 +128,21 @@ def _set(setting: str) -> None:
 
 def die_with_parent() -> None:
     """The kernel kills this process when the one that made it dies (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _take_in_orphans() -> None:
+    """Descendants whose parent has died become children of this process, whatever session they are in (Linux).
+
+    A rank does so, and so does its zygote: while the rank lives, what it started and what detached itself are below
+    it. When it is dead they are children of the zygote, which knows them for orphans: it did not make them.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 @contextlib.contextmanager
@@ -152,6 +170,7 @@ def _loop(sock: socket.socket, config: ZygoteConfig) -> None:
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN)
     poll.register(wake_read, select.POLLIN)
+    made: set[int] = set()
     while True:
         for fd, _ in poll.poll():
             if fd == wake_read:
@@ -161,22 +180,46 @@ def _loop(sock: socket.socket, config: ZygoteConfig) -> None:
             order, fds = _receive_order(sock)
             if order is None:
                 return
-            _fork(sock, order, fds, config)
-        _report_exits(sock)
+            made.add(_fork(sock, order, fds, config))
+        if _report_exits(sock, made) and config.is_for_ranks:
+            _kill_orphans(made)
 
 
-def _report_exits(sock: socket.socket) -> None:
+def _report_exits(sock: socket.socket, made: set[int]) -> bool:
+    """Whether there were any."""
+    found = False
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return found
         if not pid:
-            return
-        sock.send(pickle.dumps(("exited", pid, status)))
+            return found
+        found = True
+        if pid in made:
+            made.discard(pid)
+            sock.send(pickle.dumps(("exited", pid, status)))
 
 
-def _fork(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteConfig) -> None:
+def _kill_orphans(made: set[int]) -> None:
+    """Each that dies leaves its children to us, and is an exit that brings us here again."""
+    for pid in _children() - made:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    with contextlib.suppress(OSError):  # no /proc: only the rank's session is killed
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children") as file:
+                found.update(map(int, file.read().split()))
+    return found
+
+
+def _fork(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteConfig) -> int:
+    """The process that was made; 0: it could not be."""
+    pid = 0
     try:
         pid = _execute_afresh(order, fds, config) if _thread_count() > 1 else _fork_here(sock, order, fds, config)
     except OSError as error:  # no memory, too many processes
@@ -186,6 +229,7 @@ def _fork(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteC
     finally:
         for fd in fds:
             os.close(fd)
+    return pid
 
 
 def _thread_count() -> int:
@@ -238,6 +282,8 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
     die_with_parent()
     with contextlib.suppress(PermissionError):  # executed afresh, it leads a session already
         os.setsid()
+    if order.config.rank is not None:
+        _take_in_orphans()
     # The watchdog above ignores it, and what is ignored is inherited: a task could not terminate its own subprocess.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sock_fd, out, err, page = fds

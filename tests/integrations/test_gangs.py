@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -289,3 +290,61 @@ def test_a_plain_call_has_no_ranks_to_start_again(pool: ComputePool, options: di
 def test_an_option_out_of_its_range_is_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         sky.compute(**options)
+
+
+# What ranks leave behind ------------------------------------------------------------------------------------------
+
+
+def leave_processes(folder: Path) -> None:
+    """Start what a training starts, and what tries hardest to stay; each is a file with its process id."""
+
+    def stay(name: str) -> None:
+        (folder / f"{name}-{os.getpid()}").touch()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+
+    if os.fork() == 0:  # as a data loader's worker
+        stay("worker")
+    sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (folder / f"session-{sleeper.pid}").touch()
+    child = os.fork()
+    if child == 0:  # a daemon: its parent ends at once, and it leads a session of its own
+        os.setsid()
+        if os.fork() == 0:
+            if os.fork() == 0:
+                stay("grandchild")
+            stay("daemon")
+        os._exit(0)
+    os.waitpid(child, 0)
+    until(lambda: len(list(folder.iterdir())) == 4)
+
+
+@pytest.mark.parametrize("end", ["returns", "raises", "dies", "is killed", "is cancelled"])
+def test_everything_that_a_rank_has_started_ends_with_it(pool: ComputePool, tmp_path: Path, end: str) -> None:
+    def train() -> None:
+        leave_processes(tmp_path)
+        (tmp_path / "all").touch()
+        if end == "raises":
+            raise ValueError
+        if end == "dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if end in ("is killed", "is cancelled"):
+            sleeps()
+
+    future = gang(train, timeout_s=1.5 if end == "is killed" else None)() > pool
+    until((tmp_path / "all").exists)
+    (tmp_path / "all").unlink()
+    if end == "is cancelled":
+        future.cancel()
+    else:
+        future.exception(30)
+    pids = [path.name.rpartition("-")[2] for path in tmp_path.iterdir()]
+    assert len(pids) == 4
+    until(lambda: not any(is_alive(pid) for pid in pids), within_s=10)
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
