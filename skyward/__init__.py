@@ -30,6 +30,7 @@ _MODULES = {
         "gather",
     ),
     "skyward.image": ("DEFAULT_IMAGE", "Image"),
+    "skyward.logs": ("LogFiles",),
     "skyward.machine": ("LogLine",),
     "skyward.output": ("silent", "stderr", "stdout"),
     "skyward.pool": ("ComputePool",),

@@ -15,6 +15,7 @@ from .calls import gather as gather
 from .cluster.future import Future as Future
 from .image import DEFAULT_IMAGE as DEFAULT_IMAGE
 from .image import Image as Image
+from .logs import LogFiles as LogFiles
 from .machine import LogLine as LogLine
 from .output import silent as silent
 from .output import stderr as stderr
@@ -39,6 +40,7 @@ __all__ = [
     "Image",
     "InstanceInfo",
     "Local",
+    "LogFiles",
     "LogLine",
     "PendingCompute",
     "PendingComputeGroup",

@@ -73,7 +73,8 @@ class Machines(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
     """One line of output. `stream` is "stdout" or "stderr"; `rank` is set in gangs; `task` is the call's name, empty
-    for what was written while no call ran.
+    for what was written while no call ran; `call` is a number that no other call of the pool has, and that all ranks
+    of a gang share; `restart_count` says which start of the gang it was.
     """
 
     text: str
@@ -81,6 +82,8 @@ class LogLine:
     node: int
     rank: int | None
     task: str
+    call: int = 0
+    restart_count: int = 0
 
 
 LogSink = Callable[[LogLine], None]

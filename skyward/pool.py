@@ -37,7 +37,7 @@ from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, PoolClosed, UsageError
 from .executor import PoolExecutor
 from .image import DEFAULT_IMAGE, Image
-from .logs import printer
+from .logs import LogFiles, printer
 from .machine import LogSink, Machine, Offer, PoolSpec
 from .mapping import Chunk, MapRun, check_chunk
 from .options import check_above_zero, check_choice, check_count, translated
@@ -73,6 +73,7 @@ class ComputePool:
             share its memory and its GIL, a running call cannot be killed, and C-level output is tagged by node only.
         logs: True prints the calls' output here as it comes, each line with its node; False drops it; a function is
             called with each `LogLine` (by a thread of ours: it must not call the pool).
+            `sky.LogFiles(folder)` keeps a file for each rank.
         preload: modules that each node imports once, before its slots are forked, which then share them: with many
             slots the first calls come sooner, and memory is saved. One that starts a thread, or fails to be imported,
             makes nothing faster and breaks nothing.
@@ -144,7 +145,7 @@ class ComputePool:
         if not isinstance(initargs, tuple | list):
             raise UsageError(f"initargs: {initargs!r}; it is a tuple of the initializer's arguments")
         if not isinstance(logs, bool) and not callable(logs):
-            raise UsageError(f"logs: {logs!r}; it is True, False or a function of a LogLine")
+            raise UsageError(f"logs: {logs!r}; it is True, False, sky.LogFiles(folder) or a function of a LogLine")
         if image is not None and not isinstance(image, Image):
             raise UsageError(f"image: {image!r} is not a sky.Image")
         if accelerator is not None and not isinstance(accelerator, str | Accelerator):
@@ -267,6 +268,8 @@ class ComputePool:
                     self._tear_down(engine)
                 if dispatch is not None:
                     dispatch.close()
+            if isinstance(self._sink, LogFiles):
+                self._sink.close()
 
     def _tear_down(self, engine: DirectEngine) -> None:
         if self._owner != os.getpid():

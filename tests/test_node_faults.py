@@ -158,6 +158,24 @@ def test_a_rank_ends_though_a_thread_of_its_task_does_not(module: Path) -> None:
         until(lambda: not os.path.exists(f"/proc/{rank}"))
 
 
+@pytest.mark.parametrize("starts_a_thread", [False, True])
+def test_a_rank_is_forked_only_from_a_process_without_threads(module: Path, starts_a_thread: bool) -> None:
+    threads = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    module.write_text("import os\nmade_in = os.getpid()\n" + threads * starts_a_thread)
+    name = module.stem
+
+    def body() -> tuple[bool, bool, int]:
+        preloaded = sys.modules.get(name)  # what was imported before it was a rank
+        is_forked = preloaded is not None and preloaded.made_in == os.getppid()
+        sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        return is_forked, b"import fresh" in Path("/proc/self/cmdline").read_bytes(), sleeper.pid
+
+    with sky.ComputePool(sky.Local(), logs=False) as pool:
+        is_forked, is_fresh, sleeper = sky.compute(integrate(body, Preloads(name)))() >> pool
+        assert (is_forked, is_fresh) == (not starts_a_thread, starts_a_thread)
+        until(lambda: not os.path.exists(f"/proc/{sleeper}"))
+
+
 # Streams ----------------------------------------------------------------------------------------------------------
 
 

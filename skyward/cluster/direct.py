@@ -749,6 +749,7 @@ class DirectEngine:
                 node=rank.node,
                 delivers=delivers,
                 ended=self._rank_ended,
+                restart_count=rank.restart_count,
                 timeout_s=gang.options.timeout_s,
             )
             gang.tasks[rank.rank] = task

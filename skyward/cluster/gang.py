@@ -182,6 +182,11 @@ class RankTask(Task):
     node: int
     delivers: bool
     ended: Callable[[RankTask], None]
+    restart_count: int = 0
+
+    @property
+    def call(self) -> tuple[int, int]:
+        return self.gang.id, self.restart_count
 
     def on_result(self, received: Received) -> None:
         assert self.rank is not None

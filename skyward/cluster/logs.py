@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..machine import LogLine, LogSink
 from .tasks import Task
@@ -20,7 +21,22 @@ _LONGEST = 64 * 1024
 _PROGRESS_S = 1.0
 """Seconds between two states of a progress bar (a line that is overwritten by carriage returns)."""
 
-_Key = tuple[int, int, int, int | None, str]  # task, node, stream, rank, name
+
+class _Key(NamedTuple):
+    """Where output comes from; its lines are put together apart from all other's."""
+
+    task: int
+    node: int
+    stream: int
+    rank: int | None
+    name: str
+    call: tuple[int, int]
+
+
+def _key(task: Task | None, node: int, stream: int) -> _Key:
+    if task is None:
+        return _Key(0, node, stream, None, "", (0, 0))
+    return _Key(task.id, node, stream, task.rank, task.name, task.call)
 
 
 @dataclass
@@ -47,7 +63,7 @@ class LogRouter:
         self._lock = threading.Lock()
 
     def add(self, node: int, task: Task | None, stream: int, text: bytes) -> None:
-        key = (task.id if task else 0, node, stream, task.rank if task else None, task.name if task else "")
+        key = _key(task, node, stream)
         with self._lock:
             lines = self._lines(key, text)
         for line in lines:
@@ -77,7 +93,7 @@ class LogRouter:
         if not self._partial:
             return
         with self._lock:
-            ended = [key for key in self._partial if key[0] == task.id]
+            ended = [key for key in self._partial if key.task == task.id]
             rests = [(key, self._partial.pop(key).text) for key in ended]
         for key, rest in rests:
             if rest:
@@ -85,7 +101,7 @@ class LogRouter:
 
     def say(self, task: Task, node: int, text: str) -> None:
         """Something of ours about the task, as if it had written it to standard error."""
-        key = (task.id, node, 1, task.rank, task.name)
+        key = _key(task, node, 1)
         for line in text.splitlines():
             self._emit(key, f"skyward: {line}", None)
 
@@ -102,9 +118,17 @@ class LogRouter:
             task.tail.append(text + "\n")
         if self._sink is None:
             return
-        _, node, stream, rank, name = key
+        line = LogLine(
+            text=text,
+            stream=_STREAMS[key.stream & 1],
+            node=key.node,
+            rank=key.rank,
+            task=key.name,
+            call=key.call[0],
+            restart_count=key.call[1],
+        )
         try:
-            self._sink(LogLine(text=text, stream=_STREAMS[stream & 1], node=node, rank=rank, task=name))
+            self._sink(line)
         except Exception:
             self._sink = None
             sys.stderr.write("skyward: the function given as logs= raised; it gets no more lines:\n")

@@ -112,6 +112,11 @@ class Task:
     handles_loss: ClassVar[bool] = False
     """Whether it is told of the loss of its process by `on_lost`, and is then finished for the engine."""
 
+    @property
+    def call(self) -> tuple[int, int]:
+        """The number of the call that it is part of, and how often that was started again."""
+        return self.id, 0
+
     def on_sent(self) -> None:
         """It is on its way to a node."""
 

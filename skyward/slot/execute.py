@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ..errors import ResultNotPicklable, TaskExited, UsageError
 from ..wire.blobs import Blob
-from ..wire.failures import encode_failure
+from ..wire.failures import encode_failure, stamp_as
 from ..wire.frames import Frame, Kind
 from ..wire.payloads import Encoded, decode, encode, parse
 from ..wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, unpack_task
@@ -271,6 +271,7 @@ def _exited(error: SystemExit) -> TaskExited:
         f"the function called sys.exit({error.code!r}); a task ends by returning a value or raising an error",
         code=error.code if isinstance(error.code, int | str | None) else str(error.code),
     )
+    stamp_as(exited, instead_of=error)
     return exited.with_traceback(error.__traceback__)
 
 

@@ -22,7 +22,7 @@ import cloudpickle
 from .. import errors
 from ..errors import RemoteError, SkywardError, TaskError
 
-__all__ = ["Failure", "decode_failure", "encode_exception", "encode_failure", "stamp_failure"]
+__all__ = ["Failure", "decode_failure", "encode_exception", "encode_failure", "stamp_as", "stamp_failure"]
 
 _TEXT_LIMIT = 32 * 1024
 _PICKLE_LIMIT = 128 * 1024
@@ -59,6 +59,13 @@ def stamp_failure(error: BaseException) -> None:
     global _stamped
     if _stamped is None or _stamped[0] is not error:
         _stamped = (error, time.time())
+
+
+def stamp_as(error: BaseException, instead_of: BaseException) -> None:
+    """`error` is sent in the place of another: it was raised when that was."""
+    global _stamped
+    if _stamped is not None and _stamped[0] is instead_of:
+        _stamped = (error, _stamped[1])
 
 
 def encode_failure(

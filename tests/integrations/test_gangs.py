@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import skyward as sky
-from skyward.errors import GangHung, ResultNotPicklable, TaskTimeout, UsageError
+from skyward.errors import GangHung, ResultNotPicklable, SlotLost, TaskExited, TaskTimeout, UsageError
 from skyward.pool import ComputePool
 from skyward.testing import Faults
 from tests.waiting import until
@@ -39,12 +39,25 @@ def lines() -> Lines:
 
 
 @pytest.fixture(scope="module")
-def pool(lines: Lines) -> Iterator[ComputePool]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the output of ranks is kept."""
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture(scope="module")
+def pool(lines: Lines, files: Path) -> Iterator[ComputePool]:
     """One for the whole file: its nodes import torch once."""
+    keep = sky.LogFiles(files, echo=False)
+
+    def sink(line: sky.LogLine) -> None:
+        lines.append(line)
+        keep(line)
+
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)  # the nodes need not import this file, and pytest with it
-    with sky.ComputePool(sky.Local(), nodes=2, logs=lines.append) as pool:
+    with sky.ComputePool(sky.Local(), nodes=2, logs=sink) as pool:
         yield pool
+    keep.close()
     cloudpickle.unregister_pickle_by_value(module)
 
 
@@ -147,6 +160,98 @@ def test_ranks_that_sleep_are_not_taken_for_waiting(pool: ComputePool) -> None:
         return 1
 
     assert gang(idle, hang_timeout_s=0.5)() @ pool == [1, 1]
+
+
+# Failures ---------------------------------------------------------------------------------------------------------
+
+
+def raises() -> None:
+    raise ConnectionError("the disk is full")
+
+
+def exits() -> None:
+    os._exit(3)
+
+
+def asks_to_exit() -> None:
+    sys.exit(4)
+
+
+def kills_itself() -> None:  # as the kernel does where memory runs out
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crashes() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def gives_up() -> None:
+    os.abort()
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "said", "fields"),
+    [
+        (raises, ConnectionError, "the disk is full", {}),
+        (exits, SlotLost, "exited with code 3", {"exit_code": 3, "signal": None, "node": 1}),
+        (asks_to_exit, TaskExited, "sys.exit.4.", {"code": 4, "node": 1}),
+        (kills_itself, SlotLost, r"\(SIGKILL\).*memory ran out", {"signal": signal.SIGKILL, "node": 1}),
+        (crashes, SlotLost, r"\(SIGSEGV\)", {"signal": signal.SIGSEGV, "node": 1}),
+        (gives_up, SlotLost, r"\(SIGABRT\)", {"signal": signal.SIGABRT, "node": 1}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_failure_names_the_rank_its_node_and_how(
+    pool: ComputePool, way: Callable[[], None], kind: type[Exception], said: str, fields: dict[str, Any]
+) -> None:
+    def train() -> None:
+        print(f"rank {dist.get_rank()} was here", flush=True)  # its last words
+        dist.barrier()
+        if dist.get_rank() == 1:
+            way()
+        dist.all_reduce(torch.ones(1))
+
+    begin = time.monotonic()
+    with pytest.raises(kind, match=said) as raised:
+        gang(train)() @ pool
+    assert time.monotonic() - begin < 10
+    assert {name: getattr(raised.value, name) for name in fields} == fields
+    whole = "\n".join([str(raised.value), *raised.value.__notes__])
+    assert "node 1" in whole
+    assert "Rank 1 of 2 failed first" in whole
+    assert "Last output of the task:\nrank 1 was here" in whole
+    assert "rank 0 was here" not in whole
+
+
+# Output -----------------------------------------------------------------------------------------------------------
+
+
+def test_output_says_which_rank_wrote_it_and_is_kept_for_each(pool: ComputePool, lines: Lines, files: Path) -> None:
+    @sky.compute(name="speak up", max_restarts=1)
+    @sky.integrations.torch(processes_per_node=2)
+    def speak() -> None:
+        info = sky.instance_info()
+        assert info is not None
+        print(f"rank {info.rank} on node {info.node}, start {info.restart_count}", flush=True)
+        os.system("echo a subprocess >&2")
+        dist.barrier()
+        if info.restart_count == 0:
+            raise ValueError
+
+    lines.clear()
+    speak() @ pool
+    told = {(line.node, line.rank, line.stream, line.text) for line in lines if line.restart_count == 1}
+    assert told == {(r // 2, r, "stdout", f"rank {r} on node {r // 2}, start 1") for r in range(4)} | {
+        (r // 2, r, "stderr", "a subprocess") for r in range(4)
+    }
+    (call,) = {line.call for line in lines}
+    folder = files / f"speak_up-{call}"
+    assert len(list(folder.iterdir())) == 8
+    for rank in range(4):
+        first = (folder / f"rank-{rank}.log").read_text().splitlines()
+        again = (folder / f"rank-{rank}.restart-1.log").read_text().splitlines()
+        assert f"rank {rank} on node {rank // 2}, start 0" in first
+        assert sorted(again) == ["a subprocess", f"rank {rank} on node {rank // 2}, start 1"]
 
 
 # Starting again ---------------------------------------------------------------------------------------------------
@@ -348,3 +453,45 @@ def is_alive(pid: str) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+# What calls leave in their processes ------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_call_is_left_for_the_next(pool: ComputePool, tmp_path: Path) -> None:
+    """All of it lies in the process, or in modules that the ranks' common parent has imported."""
+
+    def state() -> dict[str, Any]:
+        return {
+            "environment": {k: v for k, v in os.environ.items() if k != "MASTER_PORT"},
+            "folder": os.getcwd(),
+            "path": list(sys.path),
+            "module": getattr(torch, "left_by_a_call", None),
+            "dtype": str(torch.get_default_dtype()),
+            "signal": str(signal.getsignal(signal.SIGUSR1)),
+            "threads": [thread.name for thread in threading.enumerate()],
+            "backend": dist.get_backend(),
+            "once": sky.once("key", os.getpid) == os.getpid(),
+            "mask": os.umask(0o022),
+        }
+
+    def spoil() -> int:
+        os.environ["LEFT_BY_A_CALL"] = "1"
+        del os.environ["RANK"]
+        os.chdir(tmp_path)
+        sys.path.insert(0, str(tmp_path))
+        torch.left_by_a_call = 1  # type: ignore[attr-defined]
+        torch.set_default_dtype(torch.float64)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        threading.Thread(target=sleeps, daemon=True).start()
+        dist.new_group([0])
+        os.umask(0o077)
+        return os.getpid()
+
+    before = gang(state)() @ pool
+    used = gang(spoil)() @ pool
+    assert gang(state)() @ pool == before
+    assert before[0]["module"] is None
+    new = gang(os.getpid)() @ pool
+    assert not set(used) & set(new)
+    assert not {f"{pid}" for pid in used} & set(os.listdir("/proc"))
