@@ -68,6 +68,10 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"2000 tasks of 50 ms on 2 x 10 slots",
         r"efficiency = ideal / actual = \d\d\.\d%",
     ),
+    "09_jax": (
+        r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n)+",
+        r"trained on 2 devices: test accuracy 0\.9[5-9]",
+    ),
 }
 SLOW = {"07_grid_search": "210 fits, half of them without skyward"}
 
