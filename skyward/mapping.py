@@ -8,7 +8,7 @@ slot that dies is not lost as a whole: results that were sent stay, calls that h
 from __future__ import annotations
 
 import queue
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -55,7 +55,7 @@ class _ChunkTask(Task):
     handles_loss = True
 
     first: int
-    items: list[Any]
+    items: Sequence[Any]
     events: queue.SimpleQueue[tuple[Any, ...]]
     delivered: int = 0
 
@@ -101,6 +101,8 @@ class MapRun:
         self._options = options
         self._star = len(iterables) != 1
         self._source: Iterator[Any] = zip(*iterables, strict=False) if self._star else iter(iterables[0])
+        # Sliced, not read one by one; and a slice of a range is three numbers on the wire.
+        self._sequence: Any = iterables[0] if not self._star and type(iterables[0]) in (list, tuple, range) else None
         self._left = _length(iterables)
         self._slots = slots
         self._chunk = chunk
@@ -160,8 +162,11 @@ class MapRun:
                 self._left -= len(items)
             self._send(first, items)
 
-    def _read(self, count: int) -> list[Any]:
+    def _read(self, count: int) -> Sequence[Any]:
         """Items of the input, fewer than `count` at its end. A lazy map raises its error behind what came before it."""
+        if self._sequence is not None:
+            part: Sequence[Any] = self._sequence[self._next_index : self._next_index + count]
+            return part
         items: list[Any] = []
         try:
             items.extend(islice(self._source, count))  # what came before an error stays in the list
@@ -198,7 +203,7 @@ class MapRun:
             size = min(size, 1024)
         return max(1, size)
 
-    def _send(self, first: int, items: list[Any]) -> None:
+    def _send(self, first: int, items: Sequence[Any]) -> None:
         try:
             payload = self._dispatch.payload((items, self._star, self._return_exceptions))
         except Exception as error:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from ..errors import InternalError, RendezvousFailed
 from ..slot.link import read_blob_body
 from ..slot.ports import PortLocks
+from ..slot.worker import CURRENT
 from ..slot.zygote import ForkOrder
 from ..wire.blobs import Blob
 from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind, pack
@@ -66,6 +67,9 @@ class Agent:
         self._forking: dict[int, Slot] = {}
         self._watch = RankWatch(self._loop, lambda task, body: self._send(Kind.STACK, task, body, lane=1))
         self._orders = 0
+        self._lines = 0
+        self._dead_line: tuple[int, int, int] = (0, 0, 0)
+        """Of the slot that died last and had a direct line: the line's number, the task it was in, its exit code."""
         self._early_deaths = 0
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Kind.TASK: self._on_task,
@@ -79,6 +83,8 @@ class Agent:
             Kind.TAKE_STACK: self._on_take_stack,
             Kind.RESERVE_PORT: self._on_reserve_port,
             Kind.RELEASE_PORT: lambda frame: self._ports.release(frame.lane),
+            Kind.HOLD: self._on_hold,
+            Kind.UNHOLD: self._on_unhold,
             Kind.SLOT_CONFIG: self._on_topology,
             Kind.CREDIT: self._on_stream_frame,
             Kind.CLOSE: self._on_close,
@@ -136,6 +142,7 @@ class Agent:
         self._topology = frame.body
         for slot in [*self._slots, *self._ranks.values()]:
             self._send_to(slot, frame)
+            self._send_line(slot)
 
     def _on_function(self, frame: Frame) -> None:
         self._functions[frame.body[:16]] = frame.body
@@ -287,6 +294,34 @@ class Agent:
     def _pending(self, task: int) -> Pending | None:
         return next((p for p in self._queue if p.frame.ident == task), None)
 
+    # The direct line ------------------------------------------------------------------------------------------------
+
+    def _send_line(self, slot: Slot) -> None:
+        """Give the client its end, behind what the slot must know before a task reaches it there."""
+        if slot.line is not None and self._client is not None and self._topology:
+            self._client.send(Kind.LINE, slot.line_number, fd=slot.line.fileno())
+            slot.line.close()
+            slot.line = None
+
+    def _on_hold(self, frame: Frame) -> None:
+        """A task on the line concerns the agent from now on: its slot is taken, it may be cancelled, it may be lost."""
+        number = int.from_bytes(frame.body, "little")
+        slot = next((s for s in self._slots if s.line_number == number), None)
+        if slot is not None:
+            slot.running[frame.ident] = None
+            self._by_task[frame.ident] = slot
+            return
+        dead, begun, code = self._dead_line
+        has_begun = dead != number or begun == frame.ident  # of a slot that is forgotten: it may have
+        self._send_lost(frame.ident, self._lost_body(0 if has_begun else None, code))
+
+    def _on_unhold(self, frame: Frame) -> None:
+        slot = self._by_task.pop(frame.ident, None)
+        if slot is not None:
+            slot.running.pop(frame.ident, None)
+            slot.cancelled.discard(frame.ident)
+            self._dispatch()
+
     # Ending tasks ---------------------------------------------------------------------------------------------------
 
     def _on_recall(self, frame: Frame) -> None:
@@ -376,7 +411,7 @@ class Agent:
             self._forward(frame)
             slot.running.pop(frame.ident, None)
             slot.cancelled.discard(frame.ident)
-            slot.finished_any = True
+            slot.has_replied = True
             self._early_deaths = 0
             self._by_task.pop(frame.ident, None)
             if slot.rank is not None:
@@ -420,9 +455,17 @@ class Agent:
     def _start_slot(self, number: int) -> None:
         config = self._config
         lanes = config.slots if config.executor == "thread" else 1
-        slot = make_slot(number, lanes=lanes, executor=config.executor, workers_per_node=config.slots)
+        self._lines += 1
+        slot = make_slot(
+            number,
+            lanes=lanes,
+            executor=config.executor,
+            workers_per_node=config.slots,
+            line_number=self._lines if number == 0 and config.executor == "process" else 0,
+        )
         self._slots.append(slot)
         self._fork(slot, config.preload, b"")
+        self._send_line(slot)
 
     def _on_rank(self, frame: Frame) -> None:
         order: RankOrder = pickle.loads(frame.body)
@@ -517,6 +560,8 @@ class Agent:
             self._on_slot_frame(slot, frame)
         self._read_output(slot)
         slot.is_dead = True
+        if slot.line_number:
+            self._dead_line = slot.line_number, int(slot.page[CURRENT]), code
         for task in list(slot.running):
             self._report_lost(slot, task, code)
         self._loop.forget(slot.channel)
@@ -534,7 +579,9 @@ class Agent:
 
     def _lost(self, task: int, slot: Slot | None, code: int) -> bytes:
         """The body of a LOST frame. No slot: there never was one for it."""
-        index = None if slot is None else slot.begun_index(task)
+        return self._lost_body(None if slot is None else slot.begun_index(task), code)
+
+    def _lost_body(self, index: int | None, code: int) -> bytes:
         if index is None and self._early_deaths >= _MAX_EARLY_DEATHS:
             index = 0  # it would be given out again for ever: every process dies before it begins anything
         lost: dict[str, object] = {
@@ -543,8 +590,6 @@ class Agent:
             "exit_code": code if code >= 0 else None,
             "started": index is not None,
             "index": index,
-            "cancelled": slot is not None and task in slot.cancelled,
-            "early_deaths": self._early_deaths,
             "at": time.time(),
         }
         return json.dumps(lost).encode()

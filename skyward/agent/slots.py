@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import InternalError
-from ..slot.worker import CANCEL, CURRENT, DRAINED, INDEX, PAGE_GROUP, SlotConfig, map_page
+from ..slot.worker import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, SlotConfig, map_page
 from ..topology import Rank
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame
@@ -42,6 +42,9 @@ class Slot:
     outputs: tuple[OutputReader, ...]
     child_fds: list[int]
     """Given to the zygote with the fork order, then closed here."""
+    line: socket.socket | None = None
+    """The client's end of the direct line, until the client has it."""
+    line_number: int = 0
     pid: int | None = None
     running: dict[int, None] = field(default_factory=dict)
     """Tasks sent to it, not yet ended."""
@@ -49,7 +52,8 @@ class Slot:
     cancelled: set[int] = field(default_factory=set)
     preload: tuple[str, ...] = ()
     """Of the zygote that it was forked from."""
-    finished_any: bool = False
+    has_replied: bool = False
+    """A task has ended, as far as the agent was told."""
     is_blocked: bool = False
     """Its socket is full: the rest is sent when it can take more."""
     is_broken: bool = False
@@ -65,6 +69,10 @@ class Slot:
     @property
     def room(self) -> int:
         return 0 if self.is_dead else self.lanes - len(self.running)
+
+    @property
+    def finished_any(self) -> bool:
+        return self.has_replied or any(self.page[lane * PAGE_GROUP + ENDED] for lane in range(self.lanes))
 
     def lane_of(self, task: int) -> int | None:
         """The lane that the task runs in, by the shared page; None if it has not begun or has ended."""
@@ -104,6 +112,8 @@ class Slot:
 
     def close(self) -> None:
         self.close_child_fds()
+        if self.line is not None:
+            self.line.close()
         self.channel.close()
         for reader in self.outputs:
             reader.close()
@@ -121,8 +131,9 @@ def make_slot(
     rank: Rank | None = None,
     deliver: bool = True,
     env: tuple[tuple[str, str], ...] = (),
+    line_number: int = 0,
 ) -> Slot:
-    """The agent's ends, and the child's ends waiting to be passed on."""
+    """The agent's ends, and the child's ends waiting to be passed on. `line_number`: it has a direct line."""
     token = secrets.token_bytes(16)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     page_fd = os.memfd_create("skyward-page", os.MFD_CLOEXEC)
@@ -146,6 +157,11 @@ def make_slot(
         deliver=deliver,
         env=env,
     )
+    child_fds = [theirs.detach(), *writes, page_fd]
+    line: socket.socket | None = None
+    if line_number:
+        line, slot_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        child_fds.append(slot_end.detach())
     return Slot(
         number=number,
         lanes=lanes,
@@ -154,6 +170,8 @@ def make_slot(
         channel=Channel(ours),
         page=page,
         outputs=tuple(OutputReader(fd, token, current, drained) for fd in reads),
-        child_fds=[theirs.detach(), *writes, page_fd],
+        child_fds=child_fds,
         page_fd=os.dup(page_fd) if rank is not None else -1,
+        line=line,
+        line_number=line_number,
     )

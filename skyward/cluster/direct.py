@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import pickle
+import socket
 import sys
 import threading
 import time
@@ -36,7 +37,7 @@ from . import interrupts
 from .future import Future, Undecoded, refuse_to_wait, this_thread
 from .gang import Gang, RankTask, make_ranks
 from .hangs import REPORT_AFTER_S, Hang, read_stack
-from .link import NodeLink, connect
+from .link import LEAD_S, Line, NodeLink, Readable, connect
 from .logs import LogRouter
 from .tasks import Loss, StreamTask, Task, TaskFailure, loss_error
 from .watcher import Watcher
@@ -44,8 +45,6 @@ from .watcher import Watcher
 __all__ = ["DirectEngine"]
 
 _CONNECT_S = 20.0
-_LEAD_S = 0.02
-"""Seconds that a caller reads its node's channel itself. For longer calls a change of thread is nothing."""
 _GANG_GRACE_S = 1.0
 _STACKS_LIMIT_S = 4.0
 """Seconds after which a rank that has not said where it stands is judged without."""
@@ -76,7 +75,9 @@ class DirectEngine:
         self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
         self._abandoned: deque[int] = deque()
         self._numbers = itertools.count(1)
-        self._dirty: set[NodeLink] = set()
+        self._dirty: set[Readable] = set()
+        self._leading: Task | None = None
+        """Being submitted by a caller that will wait for it, while nothing else is open."""
         self._watcher = Watcher()
         self._depth = 0
         self._is_open = False
@@ -181,6 +182,8 @@ class DirectEngine:
     def _release_sockets(self) -> None:
         for link in self._links.values():
             link.channel.close()
+            if link.line is not None:
+                link.line.channel.close()
         self._watcher.close()
         interrupts.restore()
         _engines.discard(self)
@@ -192,6 +195,8 @@ class DirectEngine:
         self._idle = threading.Condition(self._lock)
         for link in self._links.values():
             link.channel.sock.close()
+            if link.line is not None:
+                link.line.channel.sock.close()
         with contextlib.suppress(OSError):
             self._watcher.close_in_child()
 
@@ -254,6 +259,8 @@ class DirectEngine:
             if node is None:
                 self._forget(task)
             else:
+                if node in self._links:
+                    self._links[node].hold()
                 self._tell(node, Kind.CANCEL, task_id, lane=int(self._grace_s * 10))
 
     def cancel_gang(self, gang_id: int) -> None:
@@ -368,12 +375,20 @@ class DirectEngine:
 
     def _send(self, task: Task, node: int) -> None:
         link = self._links[node]
-        link.send_task(task)
-        self._dirty.add(link)
+        if not (task is self._leading and self._send_on_line(link, task)):
+            link.send_task(task)
+            self._dirty.add(link)
         task.attempt += 1
         if task.timeout_s is not None:
             self._at(task.timeout_s, self._time_out, task.id, task.attempt)
         task.on_sent()
+
+    def _send_on_line(self, link: NodeLink, task: Task) -> bool:
+        try:
+            return link.send_on_line(task)
+        except ChannelClosed:
+            self._drop_line(link)
+            return False
 
     def _tell(self, node: int, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
         link = self._links.get(node)
@@ -482,7 +497,7 @@ class DirectEngine:
             # A selector refuses to wait for weeks; waking up once an hour costs nothing.
             return min(3600.0, max(0.0, self._deadlines[0][0] - now)) if self._deadlines else None
 
-    def _read(self, link: NodeLink) -> None:
+    def _read(self, link: Readable) -> None:
         interrupts.hold()  # frames that were read must be handled
         try:
             if not link.reading.acquire(blocking=False):
@@ -497,7 +512,10 @@ class DirectEngine:
             except BlockingIOError:
                 return
             except ChannelClosed:
-                self._node_gone(link)
+                if isinstance(link, NodeLink):
+                    self._node_gone(link)
+                else:
+                    self._line_gone(link)
             finally:
                 link.reading.release()
         finally:
@@ -508,47 +526,70 @@ class DirectEngine:
     def submit_leading(self, task: Task, future: Future[Any]) -> None:
         """`submit`, and wait a moment for the outcome in this thread.
 
-        If nothing else is open, the caller reads the node's channel itself and the I/O thread steps aside: a short
-        call then costs no change of thread at all. After `_LEAD_S` the I/O thread takes over.
+        If nothing else is open, the call goes on the node's direct line if it can, and the caller reads the answer
+        itself while the I/O thread steps aside: a short call then costs no change of thread at all. After `LEAD_S`
+        the I/O thread takes over.
         """
         refuse_to_wait("`>> pool`")
-        link: NodeLink | None = None
+        try:
+            self._submit_and_lead(task, future)
+        except BaseException:  # Ctrl-C: the caller never gets the future
+            self.cancel(task.id)
+            raise
+
+    def _submit_and_lead(self, task: Task, future: Future[Any]) -> None:
+        led: Readable | None = None
         interrupts.hold()
         try:
             with self._changing():
                 is_alone = self._watcher.can_lead and not self._tasks and not self._gangs
-                self._submit(task, None)
+                self._leading = task if is_alone else None
+                try:
+                    self._submit(task, None)
+                finally:
+                    self._leading = None
                 if is_alone:
-                    link = self._links.get(self._scheduler.node_of(task.id) or 0)
-                if link is not None:
-                    link.is_led = True
-                    self._watcher.update(link)
-            if link is not None:
-                self._lead(link, future)
-        except BaseException:  # Ctrl-C: the caller never gets the future
-            self.cancel(task.id)
-            raise
+                    led = self._take_lead(task)
+            if led is not None:
+                self._lead(led, future)
         finally:
-            if link is not None:
-                with self._lock:
-                    link.is_led = False
-                    self._watcher.update(link)
+            if led is not None and (led.is_led or not future.done()):
+                self._give_up_lead(led, future)
             interrupts.let_go()
 
-    def _lead(self, link: NodeLink, future: Future[Any]) -> None:
-        deadline = time.monotonic() + _LEAD_S
+    def _take_lead(self, task: Task) -> Readable | None:
+        link = self._links.get(self._scheduler.node_of(task.id) or 0)
+        if link is None:
+            return None
+        led: Readable = link
+        if link.on_line == task.id and link.line is not None:
+            led = link.line
+            self._watcher.remove(led)  # nobody but callers reads a line, as long as their calls are short
+        led.is_led = True
+        self._watcher.update(led)
+        return led
+
+    def _give_up_lead(self, led: Readable, future: Future[Any]) -> None:
+        with self._lock:
+            led.is_led = False
+            if isinstance(led, Line) and not future.done() and led.channel.fileno() >= 0:
+                self._watcher.add(led)
+            self._watcher.update(led)
+
+    def _lead(self, link: Readable, future: Future[Any]) -> None:
+        deadline = time.monotonic() + LEAD_S
         while not future.done() and link.is_led:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return
-            if interrupts.waiting(link.wait_readable, left_s):
+            if link.wait_readable(left_s):
                 this_thread.brings_values = True  # done-callbacks of other calls may run in here
                 try:
                     self._read(link)
                 finally:
                     this_thread.brings_values = False
 
-    def _on_frame(self, link: NodeLink, frame: Frame) -> None:  # noqa: C901, PLR0912  # a table
+    def _on_frame(self, link: Readable, frame: Frame) -> None:  # noqa: C901, PLR0912  # a table
         kind = frame.kind
         task = self._tasks.get(frame.ident)
         if kind == Kind.RESULT:
@@ -563,6 +604,10 @@ class DirectEngine:
             self._logs.add(link.node, task, frame.lane, frame.body)
         elif kind == Kind.PORT:
             self._on_port(frame)
+        elif kind == Kind.ELSEWHERE:
+            link.is_led = False
+        elif kind == Kind.LINE:
+            self._on_line(link.node, frame)
         elif task is None:
             if kind in (Kind.PART, Kind.ITEM):
                 link.received(frame)
@@ -639,12 +684,38 @@ class DirectEngine:
             self._release(task, node)
             self._perform(self._scheduler.lost(task.id, started=False))
 
+    # Direct lines ---------------------------------------------------------------------------------------------------
+
+    def _on_line(self, node: int, frame: Frame) -> None:
+        link = self._links[node]
+        self._drop_line(link)
+        link.line = Line(node, Channel(socket.socket(fileno=frame.fd)), frame.ident)
+
+    def _line_gone(self, line: Readable) -> None:
+        """Its slot has died. What the agent did not know of, it must know now: it says what became of the call."""
+        with self._changing():
+            link = self._links.get(line.node)
+            if link is not None and link.line is line:
+                self._drop_line(link)
+
+    def _drop_line(self, link: NodeLink) -> None:
+        line, link.line = link.line, None
+        if line is None:
+            return
+        line.is_led = False
+        self._watcher.remove(line)
+        line.channel.close()
+        link.hold()
+        self._dirty.add(link)
+
     # Lost nodes -----------------------------------------------------------------------------------------------------
 
     def _node_gone(self, link: NodeLink) -> None:
         with self._changing():  # closed under the lock: another thread may be about to write to it
+            self._drop_line(link)
             link.is_led = False
             self._watcher.remove(link)
+            self._dirty.discard(link)
             link.channel.close()
             if not self._is_open:
                 return

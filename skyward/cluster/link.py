@@ -6,9 +6,10 @@ import json
 import os
 import select
 import socket
+import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +20,20 @@ from ..wire.channel import receive as receive_frames
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameParser, Kind, pack
 from ..wire.layout import parse
 from ..wire.payloads import Encoded
-from ..wire.tasks import pack_task
+from ..wire.tasks import Mode, pack_task
+from . import interrupts
 from .tasks import Received, Task, WireFunction
 
-__all__ = ["NodeLink", "connect"]
+__all__ = ["LEAD_S", "Line", "NodeLink", "Readable", "connect"]
 
 _BLOB_BODY_TAIL = bytes(8)
 _LOADED_SIZE = 4 << 20
 """Bytes. Smaller results are copied out of their file: a thousand arrays must not be a thousand open descriptors."""
+LEAD_S = 0.02
+"""Seconds that a caller reads its node's channel itself. For longer calls a change of thread is nothing."""
+_LINE_WAIT = struct.pack("@ll", 0, int(LEAD_S * 1e6))  # a timeval
+_LINE_LIMIT = 64 * 1024
+"""Bytes of function and arguments that go on the line: with the frames' heads they fit an empty socket."""
 _FUNCTION_COUNT = 256
 """Functions that a node remembers; those that open tasks use come on top."""
 _BLOB_COUNT = 512
@@ -41,7 +48,83 @@ class _Function:
     users: int = 0
 
 
-class NodeLink:
+class Readable:
+    """What the I/O thread, or a caller in its place, reads frames from. Used under the engine's lock."""
+
+    def __init__(self, node: int, channel: Channel) -> None:
+        self.node = node
+        self.channel = channel
+        self.is_blocked = False
+        self.is_led = False
+        """A caller reads the channel itself; see DirectEngine.submit_leading."""
+        self.reading = threading.Lock()
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+
+    def receive(self) -> Iterable[Frame]:
+        """Frames of one read. Raises ChannelClosed, or BlockingIOError where there is nothing to read."""
+        return self.channel.receive()
+
+    def received(self, frame: Frame) -> Received:
+        """The payload of a result with its blobs."""
+        return Received(parse(frame.body), ())
+
+    def wait_readable(self, timeout_s: float) -> bool:
+        """False: nothing came. A signal's handler may raise here."""
+        return interrupts.waiting(self._poll_once, timeout_s)
+
+    def _poll_once(self, timeout_s: float) -> bool:
+        return bool(self._poll.poll(max(1, int(timeout_s * 1000))))
+
+    def flush(self) -> None:
+        """Send what the socket takes; `is_blocked` says whether something is left. Raises ChannelClosed."""
+        self.is_blocked = not self.channel.flush()
+
+
+class Line(Readable):
+    """The direct line to a node's first slot: one short call at a time goes there with no agent in between.
+
+    The agent learns of the call only when it must (HOLD): when another task comes to the node, when the call is
+    cancelled, when the slot is gone.
+    """
+
+    def __init__(self, node: int, channel: Channel, number: int) -> None:
+        super().__init__(node, channel)
+        # It blocks, but not for long: one system call then waits and reads.
+        channel.sock.setblocking(True)
+        channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LINE_WAIT)
+        self.number = number
+        self._functions: set[bytes] = set()
+
+    def wait_readable(self, timeout_s: float) -> bool:
+        """At once: `receive` waits, `LEAD_S` at most. A signal's handler runs after that."""
+        return True
+
+    def takes(self, task: Task) -> bool:
+        """Whether it can go this way: a plain call, for no frame may follow, that fits the socket's buffer at once."""
+        if task.head.mode != Mode.CALL or task.head.inputs:
+            return False
+        function = task.function
+        size = len(task.payload.body)
+        if function.digest not in self._functions:
+            size += len(function.payload.body)
+        return size <= _LINE_LIMIT and not (task.payload.blobs or function.payload.blobs)
+
+    def send_task(self, task: Task) -> None:
+        """Raises ChannelClosed: nothing was sent."""
+        digest = task.function.digest
+        frame = pack(Kind.TASK, task.id, pack_task(task.head, task.payload.body))
+        if digest not in self._functions:
+            self._functions.add(digest)
+            frame = pack(Kind.FUNCTION, body=digest + task.function.payload.body) + frame
+            if len(self._functions) > _FUNCTION_COUNT:  # all of them: the agent's books are the ones that choose
+                dropped = [known for known in self._functions if known != digest]
+                self._functions = {digest}
+                frame = b"".join(pack(Kind.DROP_FUNCTION, body=known) for known in dropped) + frame
+        self.is_blocked = not self.channel.send(frame)
+
+
+class NodeLink(Readable):
     """Frames to one agent, and the books of what was sent to it. Used under the engine's lock.
 
     Blobs stay on the node for the next call that needs them, up to `blob_limit` bytes; those of calls that have not
@@ -49,15 +132,14 @@ class NodeLink:
     """
 
     def __init__(self, node: int, channel: Channel, facts: dict[str, Any], blob_limit: int | None = None) -> None:
-        self.node = node
-        self.channel = channel
+        super().__init__(node, channel)
         self.facts = facts
-        self.is_blocked = False
-        self.is_led = False
-        """A caller reads the channel itself; see DirectEngine.submit_leading."""
-        self.reading = threading.Lock()
-        self._poll = select.poll()
-        self._poll.register(channel.fileno(), select.POLLIN)
+        self.line: Line | None = None
+        self.on_line: int = 0
+        """The task that was sent on a line and has not ended; 0: none."""
+        self._its_line = 0
+        self.is_held = False
+        """The agent knows of it."""
         self._functions: OrderedDict[bytes, _Function] = OrderedDict()
         self._blobs: OrderedDict[bytes, list[int]] = OrderedDict()  # digest -> [size, calls that need it]
         self._blob_bytes = 0
@@ -67,8 +149,24 @@ class NodeLink:
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
         self.channel.queue(kind, ident, body, lane=lane)
 
+    def send_on_line(self, task: Task) -> bool:
+        """Whether the task could go that way. Raises ChannelClosed: it could not, and the line is gone."""
+        line = self.line
+        if line is None or self.on_line or line.is_blocked or not line.takes(task):
+            return False
+        line.send_task(task)
+        self.on_line, self._its_line = task.id, line.number
+        return True
+
+    def hold(self) -> None:
+        """Tell the agent of the task that is on a line, if there is one."""
+        if self.on_line and not self.is_held:
+            self.is_held = True
+            self.channel.queue(Kind.HOLD, self.on_line, self._its_line.to_bytes(8, "little"))
+
     def send_task(self, task: Task) -> None:
         """The task and what it stands on that is not there yet."""
+        self.hold()
         self._send_function(task.function)
         for blob in task.payload.blobs:
             self.hold_blob(blob)
@@ -86,6 +184,11 @@ class NodeLink:
 
     def release(self, task: Task) -> None:
         """The task has ended, or goes elsewhere: what it stood on may be dropped."""
+        if task.id == self.on_line:
+            if self.is_held:
+                self.channel.queue(Kind.UNHOLD, task.id)
+            self.on_line, self.is_held = 0, False
+            return
         if task.payload.blobs:
             self.release_blobs(task.payload.blobs)
         known = self._functions.get(task.function.digest)
@@ -148,10 +251,6 @@ class NodeLink:
     def _is_within_limits(self) -> bool:
         return self._blob_bytes <= self._blob_limit and len(self._blobs) <= _BLOB_COUNT
 
-    def flush(self) -> None:
-        """Send what the socket takes; `is_blocked` says whether something is left. Raises ChannelClosed."""
-        self.is_blocked = not self.channel.flush()
-
     # What arrives ---------------------------------------------------------------------------------------------------
 
     def receive(self) -> Iterator[Frame]:
@@ -163,11 +262,7 @@ class NodeLink:
             else:
                 yield frame
 
-    def wait_readable(self, timeout_s: float) -> bool:
-        return bool(self._poll.poll(max(1, int(timeout_s * 1000))))
-
     def received(self, frame: Frame) -> Received:
-        """The payload of a result with its blobs."""
         parsed = parse(frame.body)
         blobs = tuple(self._arrived.pop(digest) for digest, _ in parsed.references)
         for blob in blobs:

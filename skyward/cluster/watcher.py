@@ -7,7 +7,7 @@ import select
 import socket
 from typing import Any
 
-from .link import NodeLink
+from .link import Readable
 
 __all__ = ["Watcher"]
 
@@ -24,18 +24,18 @@ class Watcher:
     def __init__(self) -> None:
         self.can_lead = hasattr(select, "epoll")
         self._epoll: Any = select.epoll() if self.can_lead else None
-        self._links: dict[int, NodeLink] = {}
+        self._links: dict[int, Readable] = {}
         self._events: dict[int, int] = {}
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
         self._set(self._wake_read.fileno(), _READ)
 
-    def add(self, link: NodeLink) -> None:
+    def add(self, link: Readable) -> None:
         self._links[link.channel.fileno()] = link
         self._set(link.channel.fileno(), _READ)
 
-    def remove(self, link: NodeLink) -> None:
+    def remove(self, link: Readable) -> None:
         """Before its channel is closed."""
         fd = link.channel.fileno()
         if self._links.pop(fd, None) is not None:
@@ -44,7 +44,7 @@ class Watcher:
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(fd)
 
-    def update(self, link: NodeLink) -> None:
+    def update(self, link: Readable) -> None:
         """Wait for what the link's state asks for."""
         fd = link.channel.fileno()
         events = (0 if link.is_led else _READ) | (_WRITE if link.is_blocked else 0)
@@ -63,7 +63,7 @@ class Watcher:
         with contextlib.suppress(BlockingIOError, OSError):
             self._wake_write.send(b"\0")
 
-    def wait(self, timeout_s: float | None) -> list[tuple[NodeLink, bool, bool]]:
+    def wait(self, timeout_s: float | None) -> list[tuple[Readable, bool, bool]]:
         """(link, can be read, can be written); may be empty."""
         found = []
         for fd, events in self._poll(timeout_s):

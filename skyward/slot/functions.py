@@ -19,9 +19,13 @@ class Functions:
     def __init__(self) -> None:
         self._payloads: dict[bytes, tuple[bytes, tuple[Blob, ...]]] = {}
         self._loaded: dict[bytes, Callable[..., Any]] = {}
+        self._holders: dict[bytes, set[str]] = {}
 
-    def add(self, digest: bytes, payload: bytes, blobs: tuple[Blob, ...]) -> None:
-        self._payloads[digest] = payload, blobs
+    def add(self, digest: bytes, payload: bytes, blobs: tuple[Blob, ...], holder: str = "agent") -> None:
+        """`holder` is who sent it: it stays until each of them has dropped it."""
+        self._holders.setdefault(digest, set()).add(holder)
+        if digest not in self._loaded:
+            self._payloads[digest] = payload, blobs
 
     def get(self, digest: bytes) -> Callable[..., Any]:
         """Raises PayloadNotLoadable."""
@@ -36,7 +40,12 @@ class Functions:
             self._payloads.pop(digest, None)
         return function
 
-    def drop(self, digest: bytes) -> None:
+    def drop(self, digest: bytes, holder: str = "agent") -> None:
+        holders = self._holders.get(digest, set())
+        holders.discard(holder)
+        if holders:
+            return
+        self._holders.pop(digest, None)
         self._payloads.pop(digest, None)
         self._loaded.pop(digest, None)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
+from typing import Protocol
 
 from ..wire.blobs import DIGEST_SIZE
 from ..wire.channel import receive
-from ..wire.frames import HAS_FD, Frame, FrameParser, Kind, pack
+from ..wire.frames import HAS_FD, QUIET, Frame, FrameParser, Kind, pack
 from ..wire.payloads import Encoded
 
-__all__ = ["Link", "blob_body", "read_blob_body"]
+__all__ = ["Line", "Link", "Replies", "blob_body", "read_blob_body"]
 
 
 def blob_body(digest: bytes, size: int, offset: int = 0) -> bytes:
@@ -26,6 +28,14 @@ def read_blob_body(body: bytes) -> tuple[bytes, int, int, bytes]:
     size = int.from_bytes(body[at : at + 8], "little")
     offset = int.from_bytes(body[at + 8 : at + 16], "little")
     return body[:DIGEST_SIZE], size, offset, body[at + 16 :]
+
+
+class Replies(Protocol):
+    """Where what comes of a task is sent."""
+
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> None: ...
+
+    def send_payload(self, kind: int, ident: int, payload: Encoded, elapsed_ns: int = 0, *, flags: int = 0) -> None: ...
 
 
 class Link:
@@ -62,6 +72,11 @@ class Link:
             self._read.extend(receive(self._sock, self._parser))
         return self._read.popleft()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether frames were read that nobody has taken."""
+        return bool(self._read)
+
     def waiting(self) -> Iterator[Frame]:
         """Frames that are here already; never waits."""
         try:
@@ -71,3 +86,43 @@ class Link:
             pass
         while self._read:
             yield self._read.popleft()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+
+class Line:
+    """The direct line from the client to this slot: a short call and its value, with no agent in between.
+
+    Only a plain value of a call that wrote nothing goes back here. Everything else (errors, blobs, values that must
+    come behind the call's output) takes the way through the agent, which sees to its order; the client is told.
+    """
+
+    def __init__(self, sock: socket.socket, link: Link) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        self._link = link
+        self._parser = FrameParser()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def receive(self) -> list[Frame]:
+        """Frames of one read; waits for it. Raises ChannelClosed when the client is gone."""
+        return receive(self._sock, self._parser)
+
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: int = 0) -> None:
+        self._say_elsewhere(ident)
+        self._link.send(kind, ident, body, flags=flags, lane=lane)
+
+    def send_payload(self, kind: int, ident: int, payload: Encoded, elapsed_ns: int = 0, *, flags: int = 0) -> None:
+        if payload.blobs or not flags & QUIET:
+            self._say_elsewhere(ident)
+            self._link.send_payload(kind, ident, payload, elapsed_ns, flags=flags)
+            return
+        with contextlib.suppress(OSError):  # the client went away; its agent ends us next
+            self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns)))
+
+    def _say_elsewhere(self, ident: int) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.sendall(pack(Kind.ELSEWHERE, ident))

@@ -31,6 +31,7 @@ Stream = Literal["stdout", "stderr"]
 _FDS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 _MARKER = struct.Struct("<2s16sQ")
 MARKER_SIZE = _MARKER.size
+_ZERO = bytes(4)
 _LOG_PIECE = 16 * 1024
 """Characters in a LOG frame, of at most 4 bytes each: far below the limit of a frame."""
 
@@ -102,11 +103,11 @@ class ProcessStreams:
             os.close(saved)
 
 
-def _unread(fd: int) -> int:
+def _unread(fd: int) -> bool:
     try:
-        return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
+        return fcntl.ioctl(fd, termios.FIONREAD, _ZERO) != _ZERO
     except OSError:  # the user closed it, or put a file there
-        return 0
+        return False
 
 
 def _flush() -> None:

@@ -8,6 +8,7 @@ The shared page is an array of u64 in memory that the agent maps too, one group 
 
     CURRENT  the task that runs, 0: none      INDEX    offset of the call of a chunk that was begun last
     CANCEL   the task to be interrupted       DRAINED  bytes of output that the agent has read (written by the agent)
+    ENDED    how many tasks have ended
 
 When the process dies, the agent reads there exactly what had begun.
 """
@@ -20,6 +21,7 @@ import mmap
 import os
 import pickle
 import queue
+import select
 import signal
 import socket
 import threading
@@ -36,15 +38,15 @@ from ..wire.layout import references
 from ..wire.tasks import CALL_KINDS, TASK_HEAD, TASK_KIND_AT, Topology
 from .execute import Arrived, Cancelled, Inbox, TaskRun
 from .functions import Functions
-from .link import Link, read_blob_body
+from .link import Line, Link, Replies, read_blob_body
 from .runtime import Call, enter_call
 from .stacks import offer_stacks
 from .stdio import ProcessStreams, ThreadStreams, forbid_terminal
 
-__all__ = ["CANCEL", "CURRENT", "DRAINED", "INDEX", "PAGE_GROUP", "SlotConfig", "map_page", "serve"]
+__all__ = ["CANCEL", "CURRENT", "DRAINED", "ENDED", "INDEX", "PAGE_GROUP", "SlotConfig", "map_page", "serve"]
 
-CURRENT, INDEX, CANCEL, DRAINED = range(4)
-PAGE_GROUP = 4
+CURRENT, INDEX, CANCEL, DRAINED, ENDED = range(5)
+PAGE_GROUP = 5
 """Numbers of each lane in the shared page."""
 
 
@@ -131,6 +133,7 @@ class _Guard:
 
     def end(self) -> None:
         self._page[self._base + CURRENT] = 0
+        self._page[self._base + ENDED] += 1
 
     @property
     def index_cell(self) -> tuple[memoryview, int]:
@@ -297,6 +300,7 @@ class _Slot:
         streams: ProcessStreams | ThreadStreams,
         *,
         whole_process: bool,
+        replies: Replies | None = None,
     ) -> None:
         """One task from frame to last frame. Raises ChannelClosed only."""
         streams.begin()
@@ -305,7 +309,7 @@ class _Slot:
         try:
             TaskRun(
                 frame=frame,
-                link=self.link,
+                link=replies or self.link,
                 functions=self.functions,
                 blobs=blobs,
                 inbox=inbox,
@@ -372,25 +376,64 @@ class _DirectInbox:
         return frame, self._slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ()
 
 
-def _serve_process(slot: _Slot, page: memoryview) -> None:
+def _serve_process(slot: _Slot, page: memoryview, line: Line | None) -> None:
     streams = ProcessStreams(slot.config.token, page, DRAINED)
     guard = _Guard(page, 0, interrupts=True)
     inbox = _DirectInbox(slot)
+
+    def run(frame: Frame, blobs: tuple[Blob, ...], replies: Replies | None = None) -> None:
+        slot.run(frame, blobs, 0, guard, inbox, streams, whole_process=True, replies=replies)
+
     slot.link.send(Kind.READY)
+    if line is not None:
+        _serve_both(slot, line, inbox, run)
     while True:
-        if inbox.later:
-            frame, blobs = inbox.later.pop(0)
-        else:
-            frame = slot.link.receive()
-            if frame.kind != Kind.TASK:
-                if not slot.keep(frame):
-                    slot.drop(frame)
-                continue
-            blobs = slot.blobs_of(frame, TASK_HEAD.size)
-        slot.run(frame, blobs, 0, guard, inbox, streams, whole_process=True)
-        del blobs  # an idle slot holds no array
-        if slot.config.rank is not None:
+        has_run = _serve_next(slot, inbox, run)
+        if has_run and slot.config.rank is not None:
             return
+
+
+def _serve_next(slot: _Slot, inbox: _DirectInbox, run: Callable[..., None]) -> bool:
+    """Wait for what comes through the agent. True: it was a task, and has run."""
+    if inbox.later:
+        frame, blobs = inbox.later.pop(0)
+    else:
+        frame = slot.link.receive()
+        while frame.kind != Kind.TASK:
+            if not slot.keep(frame):
+                slot.drop(frame)
+            if not slot.link.has_more:
+                return False
+            frame = slot.link.receive()
+        blobs = slot.blobs_of(frame, TASK_HEAD.size)
+    run(frame, blobs)  # holds the blobs no longer than it runs: an idle slot holds no array
+    return True
+
+
+def _serve_both(slot: _Slot, line: Line, inbox: _DirectInbox, run: Callable[..., None]) -> None:
+    """Tasks from the agent and from the client's direct line, until the client hangs up."""
+    poll = select.poll()
+    poll.register(slot.link.fileno(), select.POLLIN)
+    poll.register(line.fileno(), select.POLLIN)
+    agent = slot.link.fileno()
+    while True:
+        if not (inbox.later or slot.link.has_more):
+            ready = poll.poll()
+            # The agent first: what tasks stand on comes from there.
+            if len(ready) == 1 and ready[0][0] != agent:
+                try:
+                    frames = line.receive()
+                except ChannelClosed:
+                    return
+                for frame in frames:
+                    if frame.kind == Kind.TASK:
+                        run(frame, (), line)
+                    elif frame.kind == Kind.FUNCTION:
+                        slot.functions.add(frame.body[:16], frame.body[16:], (), holder="line")
+                    elif frame.kind == Kind.DROP_FUNCTION:
+                        slot.functions.drop(frame.body, holder="line")
+                continue
+        _serve_next(slot, inbox, run)
 
 
 # Thread slots -----------------------------------------------------------------------------------------------------
@@ -468,10 +511,17 @@ def _serve_threads(slot: _Slot, page: memoryview) -> None:
         inbox.put(frame, slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ())
 
 
-def serve(sock: socket.socket, page_fd: int, config: SlotConfig, prepare: Callable[[], None] | None = None) -> None:
+def serve(
+    sock: socket.socket,
+    page_fd: int,
+    config: SlotConfig,
+    prepare: Callable[[], None] | None = None,
+    line: socket.socket | None = None,
+) -> None:
     """Run tasks until the agent goes away. Called in the freshly forked process.
 
-    `prepare` is called as part of the first task, before anything of the user's is loaded.
+    `prepare` is called as part of the first task, before anything of the user's is loaded; `line` is the client's
+    direct line.
     """
     _volunteer_for_the_oom_killer()
     os.environ.update(config.env)
@@ -487,7 +537,7 @@ def serve(sock: socket.socket, page_fd: int, config: SlotConfig, prepare: Callab
         if config.executor == "thread":
             _serve_threads(slot, page)
         else:
-            _serve_process(slot, page)
+            _serve_process(slot, page, None if line is None else Line(line, link))
     except ChannelClosed:
         pass  # the agent ended; so do we
 

@@ -4,8 +4,8 @@ It runs no user code and touches no device, so a fork of it is as good as a fres
 faster. If what it imported started a thread, forking would be unsafe (a lock held by that thread stays locked for
 ever in the child); then each process is executed afresh instead.
 
-Spoken with the agent over a socket of packets: pickled `ForkOrder` with four descriptors in (a large one lies in a
-fifth); `("forked", number, pid)`, `("exited", pid, status)` and `("failed", number, text)` out.
+Spoken with the agent over a socket of packets: pickled `ForkOrder` with its descriptors in (a large one lies in one
+more); `("forked", number, pid)`, `("exited", pid, status)` and `("failed", number, text)` out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["ForkOrder", "ZygoteConfig", "main", "send_order"]
 _PACKET = 1 << 20
 _ORDER_PACKET = 64 * 1024
 """Bytes. A socket takes no packet beyond its buffer; a larger order (the options of an integration) is in a memfd."""
-_FDS = 4
+_IN_FILE = b"\0"
 _NO_THREADS = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -57,7 +57,7 @@ class ZygoteConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ForkOrder:
-    """One process to make. Its descriptors: socket, output pipe, error pipe, shared page."""
+    """One process to make. Its descriptors: socket, output pipe, error pipe, shared page, perhaps a direct line."""
 
     number: int
     config: SlotConfig
@@ -73,7 +73,7 @@ def send_order(sock: socket.socket, order: bytes, fds: list[int]) -> None:
     with open(os.memfd_create("skyward-order", os.MFD_CLOEXEC), "w+b") as file:
         file.write(order)
         file.flush()
-        socket.send_fds(sock, [b"\0"], [*fds, file.fileno()])
+        socket.send_fds(sock, [_IN_FILE], [*fds, file.fileno()])
 
 
 def _receive_order(sock: socket.socket) -> tuple[ForkOrder | None, list[int]]:
@@ -81,7 +81,7 @@ def _receive_order(sock: socket.socket) -> tuple[ForkOrder | None, list[int]]:
     data, fds, _, _ = socket.recv_fds(sock, _PACKET, 8, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     if not data:
         return None, fds
-    if len(fds) > _FDS:
+    if data == _IN_FILE:
         with open(fds.pop(), "rb") as file:
             file.seek(0)
             data = file.read()
@@ -286,7 +286,7 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
         _take_in_orphans()
     # The watchdog above ignores it, and what is ignored is inherited: a task could not terminate its own subprocess.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sock_fd, out, err, page = fds
+    sock_fd, out, err, page, *lines = fds
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(out, 1)
@@ -295,8 +295,9 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
     for fd in (out, err):
         os.close(fd)
     prepare = partial(_apply_launch, order) if order.launch else None
+    line = socket.socket(fileno=lines[0]) if lines else None
     with socket.socket(fileno=sock_fd) as sock:
-        serve(sock, page, order.config, prepare)
+        serve(sock, page, order.config, prepare, line)
 
 
 def _apply_launch(order: ForkOrder) -> None:

@@ -17,7 +17,7 @@ CONTROL, RESULTS, BLOBS = 0, 1, 2
 _READ_SIZE = 64 * 1024
 """Bytes. Python allocates the buffer for each read; above 128 KiB malloc maps and unmaps it, which costs 12 us."""
 _FD_SPACE = socket.CMSG_SPACE(16 * array.array("i").itemsize)
-_RECEIVE_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # macOS has no such flag; see `receive`
+_RECEIVE_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # macOS has no such flag; an int: enums are slow
 _BATCH_BYTES = 256 * 1024
 _BATCH_FRAMES = 64
 

@@ -67,6 +67,11 @@ class Kind(IntEnum):
     RELEASE_PORT = 25  # C > A  lane: port
     TAKE_STACK = 26  # C > A  of a rank; lane 1: of all its threads. The answer is STACK
 
+    # The direct line between client and slot (TASK and RESULT travel on it too).
+    LINE = 27  # A > C  a descriptor; ident: number of the line
+    HOLD = 28  # C > A  a task is on the line; body: number of the line
+    UNHOLD = 29  # C > A  that task has ended
+
     # What comes of them.
     RESULT = 31  # S > A > C  final
     ERROR = 32  # S > A > C  final
@@ -76,6 +81,7 @@ class Kind(IntEnum):
     PORT = 36  # A > C  lane: port
     LOG = 37  # A > C  lane: stream and rank; lines of text
     STACK = 38  # A > C  json: stack, state; lane 1: unasked, for the rank has stopped (stopped_s)
+    ELSEWHERE = 39  # S > C  on the line: what comes of the task comes through the agent
 
     # Streams.
     ITEM = 40  # S > A > C  one yielded value

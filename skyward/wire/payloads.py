@@ -94,11 +94,9 @@ def _is_plain(value: Any, depth: int) -> bool:
     if depth == 0:
         return False
     if kind is tuple or kind is list:
-        if _ATOMS.issuperset(map(type, value)):
-            return True
-        if len(value) > _PLAIN_LENGTH or depth == 1:
+        if len(value) > _PLAIN_LENGTH:  # looking at each costs more than our pickler does
             return False
-        return all(_is_plain(v, depth - 1) for v in value)
+        return _ATOMS.issuperset(map(type, value)) or (depth > 1 and all(_is_plain(v, depth - 1) for v in value))
     if kind is dict:
         return len(value) <= _PLAIN_LENGTH and _is_plain(list(value), 1) and _is_plain(list(value.values()), depth - 1)
     return False
