@@ -18,6 +18,7 @@ from ..slot.link import read_blob_body
 from ..slot.ports import PortLocks
 from ..slot.worker import CURRENT
 from ..slot.zygote import ForkOrder
+from ..topology import Rank
 from ..wire.blobs import Blob
 from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind, pack
 from ..wire.layout import references
@@ -469,7 +470,8 @@ class Agent:
 
     def _on_rank(self, frame: Frame) -> None:
         order: RankOrder = pickle.loads(frame.body)
-        slot = make_slot(order.rank.local_rank, rank=order.rank, deliver=bool(frame.lane), env=order.env)
+        env = (*_threads_of(order.rank, self._config), *order.env)
+        slot = make_slot(order.rank.local_rank, rank=order.rank, deliver=bool(frame.lane), env=env)
         self._ranks[frame.ident] = slot
         self._fork(slot, (*order.preload, _OF_RANKS), order.launch)
         self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)
@@ -636,6 +638,13 @@ class Agent:
         for zygote in self._zygotes.values():
             zygote.close()
         self._ports.release_all()
+
+
+def _threads_of(rank: Rank, config: NodeConfig) -> tuple[tuple[str, str], ...]:
+    """Variables of a rank that has more neighbours than the node has slots, among which the cores were divided."""
+    if rank.local_world_size <= config.slots:
+        return ()
+    return tuple((name, str(max(1, config.cores // rank.local_world_size))) for name in config.thread_variables)
 
 
 def _kill_process(pid: int) -> None:

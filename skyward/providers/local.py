@@ -100,11 +100,10 @@ class Local:
             shutil.rmtree(machine.folder, ignore_errors=True)
 
     def _config(self, spec: PoolSpec, pool: str, node: int) -> NodeConfig:
-        slots = spec.nodes * spec.concurrency
+        cores = os.cpu_count() or 1
         env = {**os.environ, **spec.image.env}
-        threads = max(1, (os.cpu_count() or 1) // slots)
-        for variable in _THREAD_VARIABLES:
-            env.setdefault(variable, str(threads))
+        thread_variables = tuple(name for name in _THREAD_VARIABLES if name not in env)
+        env.update(dict.fromkeys(thread_variables, str(max(1, cores // (spec.nodes * spec.concurrency)))))
         includes = [os.path.abspath(os.path.expanduser(path)) for path in spec.image.includes]
         path = [os.path.abspath(p) for p in [*includes, *sys.path, _PACKAGE_ROOT]]
         return NodeConfig(
@@ -117,6 +116,8 @@ class Local:
             path=tuple(dict.fromkeys(path)),
             cwd=os.getcwd(),
             env=tuple(env.items()),
+            cores=max(1, cores // spec.nodes),
+            thread_variables=thread_variables,
             preload=spec.preload,
             address=_ADDRESS,
             interface="lo",

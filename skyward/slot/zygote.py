@@ -252,7 +252,7 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         # SIGINT stays ignored until the worker handles it: a cancel that comes now is seen when the task begins.
         _draw_own_numbers()
-        if config.preload and not order.launch:  # an integration sets its framework's threads itself
+        if config.preload and not order.launch:  # a rank does it when its variables stand
             apply_thread_counts()
         become_slot(order, fds)
         code = 0
@@ -313,6 +313,7 @@ def _apply_launch(order: ForkOrder) -> None:
     assert rank is not None
     for integration in launch.integrations:
         os.environ.update(integration.environment(rank))
+    apply_thread_counts()
     for integration in launch.integrations:
         integration.prepare(rank)
 

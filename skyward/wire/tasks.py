@@ -94,6 +94,10 @@ class NodeConfig:
     cwd: str
     env: tuple[tuple[str, str], ...]
     """The whole environment of the user's processes."""
+    cores: int = 1
+    """That the node's processes share."""
+    thread_variables: tuple[str, ...] = ()
+    """Those of `env` that give a slot its part of the cores: the user has set none of them."""
     preload: tuple[str, ...] = ()
     """Modules imported once, before the slots are forked."""
     address: str = "127.0.0.1"

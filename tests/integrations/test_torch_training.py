@@ -102,7 +102,7 @@ def test_fully_sharded_parameters_train_as_whole_ones(pool: ComputePool) -> None
                 fully_shard(layer)
         fully_shard(model)
         losses = losses_of(model, dist.get_rank(), dist.get_world_size(), steps=10, batch=32)
-        own = [parameter.to_local().numel() for parameter in model.parameters()]  # type: ignore[operator]
+        own = [parameter.to_local().numel() for parameter in model.parameters()]  # type: ignore[attr-defined]
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state: dict[str, Any] = dict(get_model_state_dict(model, options=options))
         return losses, whole, own, {name: value.numpy() for name, value in state.items()}

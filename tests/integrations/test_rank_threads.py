@@ -1,0 +1,68 @@
+"""How many threads the numeric libraries of a rank have."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+import skyward as sky
+from skyward.integrations.base import IntegrationBase, integrate
+from skyward.topology import Rank
+
+CORES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bare(IntegrationBase):
+    """Ranks without a framework, forked from a process that has loaded numpy."""
+
+    name: ClassVar[str] = "bare"
+    extra: ClassVar[str] = "bare"
+    packages: ClassVar[tuple[str, ...]] = ()
+    preload: ClassVar[tuple[str, ...]] = ("numpy",)
+
+    def session(self, rank: Rank) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def threads() -> tuple[set[str | None], set[int]]:
+    """What the variables say, and what the libraries do."""
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    libraries = {info["num_threads"] for info in threadpool_info()}
+    return {os.environ.get(name) for name in names}, libraries if np.ones(1).all() else set()
+
+
+def threads_of_ranks(processes_per_node: int) -> sky.ComputeFunction[[], tuple[set[str | None], set[int]]]:
+    return sky.compute(integrate(threads, Bare(processes_per_node=processes_per_node)))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    """On a machine that seems to have 12 cores: 6 for each node, 3 for each slot."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.endswith("_NUM_THREADS"):
+                patch.delenv(name)
+        patch.setattr(os, "cpu_count", lambda: CORES)
+        with sky.ComputePool(sky.Local(), nodes=2, concurrency=2) as pool:
+            yield pool
+
+
+@pytest.mark.parametrize(("processes_per_node", "share"), [(1, 3), (2, 3), (3, 2), (6, 1), (7, 1)])
+def test_ranks_share_the_cores_of_their_node(pool: sky.ComputePool, processes_per_node: int, share: int) -> None:
+    assert threads_of_ranks(processes_per_node)() >> pool == ({str(share)}, {share})
+
+
+def test_what_the_user_has_chosen_stays_whatever_the_number_of_ranks() -> None:
+    chosen = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "2")
+    with sky.ComputePool(sky.Local(), nodes=1, image=sky.Image(env=chosen)) as pool:
+        assert threads_of_ranks(3)() >> pool == ({"2"}, {2})
