@@ -86,6 +86,14 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n){12}",
         r"trained by 2 processes: test accuracy 0\.9[3-9]\d? of 449 digits",
     ),
+    "17_restart": (
+        r"the last start began with epoch 5 and ended with a loss of 0\.\d+",
+        r"rank-1\.log:\nepoch 0(?:.*\n)+epoch 4.*\nskyward: 'train' is started again.*SIGKILL",
+        r"rank-1\.restart-1\.log:\nepoch 5(?:.*\n)+epoch 7",
+        r"GangHung: 'evaluate' hangs: rank 1 \(node 1\) is in no collective, but at 17_restart\.py:\d+ in evaluate",
+        r"rank 0 \(node 0\) in all_reduce",
+        r"in evaluate\n    time\.sleep\(600\)",
+    ),
 }
 # Warnings are errors in examples too, but for these of frameworks.
 FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {

@@ -125,7 +125,8 @@ class Gang:
     def reset(self) -> None:
         """Before it is started again."""
         rank, came = self.cause()
-        self.past.append(f"rank {rank}: {_one_line(came)}")
+        # What could be done about it is done.
+        self.past.append(f"rank {rank}: {_one_line(came).partition('. The pool goes on')[0]}")
         self.tasks, self.open, self.values = {}, set(), {}
         self.failures, self.is_stopping, self.port, self.placed, self.hang = [], False, 0, (), None
 
@@ -208,7 +209,7 @@ class RankTask(Task):
     def on_lost(self, loss: Loss) -> None:
         assert self.rank is not None
         if not self.is_cancelled:
-            error = loss_error(loss, f"{self.name} (rank {self.rank})", self.tail)
+            error = loss_error(loss, f"{self.name} (rank {self.rank})", self.tail, again="max_restarts=1")
             at = loss.at - _ABORT_SEEN_S if loss.signal == signal.SIGABRT else 0.0
             self.gang.failures.append((at, self.rank, error))
         self.ended(self)

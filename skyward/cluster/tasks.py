@@ -277,26 +277,26 @@ class StreamTask(Task):
             stream.finish(fail)
 
 
-def loss_error(loss: Loss, name: str, tail: Iterable[str] = ()) -> NodeError:
-    """The error of a call whose process died, with the last lines of its output."""
-    error = _loss_error(loss, name)
+def loss_error(loss: Loss, name: str, tail: Iterable[str] = (), *, again: str = "retries=1") -> NodeError:
+    """The error of a call whose process died, with the last lines of its output. `again`: the option that helps."""
+    error = _loss_error(loss, name, again)
     if text := "".join(tail).rstrip():
         error.add_note(f"Last output of the task:\n{text}")
     return error
 
 
-def _loss_error(loss: Loss, name: str) -> NodeError:
+def _loss_error(loss: Loss, name: str, again: str) -> NodeError:
     if loss.is_node:
         state = {True: "had begun", False: "had not begun", None: "had been sent; whether it had begun is not known"}
         return NodeLost(
             f"node {loss.node} was lost; the call {name!r} {state[loss.started]}. "
-            "Give the call retries=1 (or more) if it may be run again",
+            f"Give the call {again} (or more) if it may be run again",
             node=loss.node,
             started=loss.started,
         )
     return SlotLost(
         f"the process that ran {name!r} on node {loss.node} {_death(loss)}. "
-        "The pool goes on with a new one; give the call retries=1 (or more) if it may be run again",
+        f"The pool goes on; give the call {again} (or more) if it may be run again",
         node=loss.node,
         started=True,
         signal=loss.signal,
