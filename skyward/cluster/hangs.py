@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import re
 from collections.abc import Iterable
@@ -20,7 +21,8 @@ _FRAMEWORKS = ("/torch/", "/jax/", "/jaxlib/", "/tensorflow/")
 _OWN_WAITS = ("/torch/utils/data/", "/torch/multiprocessing/")
 """But in these it waits for processes of its own."""
 _CALLER = "/skyward/slot/execute.py"
-_SESSION = "/skyward/integrations/base.py"
+_INTEGRATIONS = "/skyward/integrations/"
+_SESSION = f"{_INTEGRATIONS}base.py"
 _WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context")
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+) in (.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread|Stack)\b")
@@ -64,11 +66,10 @@ class RankStack:
         """The collective (or what else of the framework's) that it waits in; empty if it is somewhere else."""
         if not self.main or any(part in self.main[0].file for part in _OWN_WAITS):
             return ""
-        inside = []
-        for frame in self.main:
-            if not frame.is_framework:
-                break
-            inside.append(frame.function)
+        inside = [frame.function for frame in itertools.takewhile(lambda frame: frame.is_framework, self.main)]
+        caller = self.main[len(inside) : len(inside) + 1]
+        if caller and _INTEGRATIONS in caller[0].file:
+            return ""  # before the function, or behind it: ranks may be long in coming, and have a limit there
         if inside:
             return next((name for name in reversed(inside) if name not in _WRAPPERS), inside[-1])
         return "wait" if ".wait(" in self.main[0].source else ""

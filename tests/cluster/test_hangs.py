@@ -29,6 +29,12 @@ LOADER = f"""\
   File "{SITE}/torch/utils/data/dataloader.py", line 1400 in _get_data
   File "/home/ada/train.py", line 8 in train
 """
+MEETING = f"""\
+  File "{SITE}/torch/distributed/distributed_c10d.py", line 5000 in barrier
+  File "{SITE}/skyward/integrations/torch.py", line 210 in _open_group
+  File "/usr/lib/python3.11/contextlib.py", line 137 in __enter__
+  File "{SITE}/skyward/integrations/base.py", line 90 in _session
+"""
 SLEEP = '  File "/home/ada/train.py", line 15 in load\n  File "/home/ada/train.py", line 19 in train\n'
 
 
@@ -38,7 +44,7 @@ def stack(rank: int, frames: str, state: str = "S (sleeping)") -> RankStack:
 
 @pytest.mark.parametrize(
     ("frames", "collective"),
-    [(ALL_REDUCE, "all_reduce"), (BACKWARD, "backward"), (LOADER, ""), (SLEEP, ""), ("", "")],
+    [(ALL_REDUCE, "all_reduce"), (BACKWARD, "backward"), (LOADER, ""), (SLEEP, ""), (MEETING, ""), ("", "")],
 )
 def test_a_collective_is_told_from_other_waits(frames: str, collective: str) -> None:
     assert stack(0, frames).waits_in == collective

@@ -136,22 +136,22 @@ def test_a_hang_in_the_gradients_of_ddp_is_found(pool: ComputePool) -> None:
 
 
 def test_a_gang_that_is_slow_but_well_is_left_alone(pool: ComputePool) -> None:
-    """Each step takes longer than a third of the limit, all of them much longer than it; and ranks may compute long."""
+    """One rank waits for the other in every step; all steps take longer than the limit, as does what is computed."""
 
     def train() -> float:
         total = torch.zeros(1)
         for step in range(8):
             if step % 2 == dist.get_rank():
-                time.sleep(0.4)  # the other waits for this one, then this one for the other
+                time.sleep(0.45)  # the other waits for this one, then this one for the other
             part = torch.ones(1)
             dist.all_reduce(part)
             total += part
-        deadline = time.monotonic() + 2.5
+        deadline = time.monotonic() + 3
         while time.monotonic() < deadline:  # both compute
             torch.ones(200, 200) @ torch.ones(200, 200)
         return total.item()
 
-    assert gang(train, hang_timeout_s=1.2)() @ pool == [16.0, 16.0]
+    assert gang(train, hang_timeout_s=2)() @ pool == [16.0, 16.0]
 
 
 def test_ranks_that_sleep_are_not_taken_for_waiting(pool: ComputePool) -> None:
