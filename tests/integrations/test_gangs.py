@@ -56,6 +56,7 @@ def pool(lines: Lines, files: Path) -> Iterator[ComputePool]:
     module = sys.modules[__name__]
     cloudpickle.register_pickle_by_value(module)  # the nodes need not import this file, and pytest with it
     with sky.ComputePool(sky.Local(), nodes=2, logs=sink) as pool:
+        gang(dist.barrier)() @ pool  # torch is imported: from here on seconds can be counted
         yield pool
     keep.close()
     cloudpickle.unregister_pickle_by_value(module)
