@@ -1,6 +1,6 @@
 """DistributedDataParallel on 2 ranks of this machine: skyward's Local pool beside torchrun.
 
-    python benchmarks/ddp.py                      # about 5 minutes
+    python benchmarks/ddp.py                      # about 6 minutes
     python benchmarks/ddp.py --rounds 2 --pairs 5
     python benchmarks/ddp.py --json samples.json
 
@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 RANKS = 2
 THREADS = str(max(1, (os.cpu_count() or 1) // RANKS))
 """Of each rank, under both."""
-WINDOW_S = 0.4
+WINDOW_S = 0.2
 RESAMPLES = 10_000
 LIMIT_S = 120.0
 """Seconds that a gang may take to its first step."""
@@ -255,7 +255,7 @@ def report(samples: Samples) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="skyward's Local pool beside torchrun; see the top of this file")
     parser.add_argument("--rounds", type=int, default=10, help="fresh starts of both")
-    parser.add_argument("--pairs", type=int, default=12, help="pairs of windows in each round")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of windows in each round")
     parser.add_argument("--json", type=Path, help="write every sample there")
     parser.add_argument("--client", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -23,7 +23,7 @@ _OWN_WAITS = ("/torch/utils/data/", "/torch/multiprocessing/")
 _CALLER = "/skyward/slot/execute.py"
 _INTEGRATIONS = "/skyward/integrations/"
 _SESSION = f"{_INTEGRATIONS}base.py"
-_WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context")
+_WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context", "error_handler")
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+) in (.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread|Stack)\b")
 
@@ -77,7 +77,8 @@ class RankStack:
     @property
     def place(self) -> str:
         """The line of the user's that it is at."""
-        frame = next((frame for frame in self.main if not frame.is_framework), None)
+        others = [frame for frame in self.main if not frame.is_framework]
+        frame = next((frame for frame in others if "/site-packages/" not in frame.file), next(iter(others), None))
         return frame.place if frame else f"a place unknown (its process: {self.state or 'no answer'})"
 
     def text(self) -> str:

@@ -75,6 +75,12 @@ def test_the_rank_that_is_in_no_collective_is_named_with_its_line() -> None:
     ]
 
 
+def test_the_line_is_one_of_the_users_where_a_trainer_waits() -> None:
+    frames = ALL_REDUCE.replace("/home/ada/train.py", f"{SITE}/trainer/loop.py", 1)
+    found = stack(0, frames)
+    assert (found.waits_in, found.place) == ("all_reduce", "train.py:20 in train")
+
+
 def test_mismatched_collectives_blame_nobody_alone() -> None:
     hang = Hang(first=stack(0, ALL_REDUCE), waited_s=5, asked={0, 1})
     hang.add(stack(0, ALL_REDUCE))

@@ -21,7 +21,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import NamedSharding, PartitionSpec
 
 import skyward as sky
-from skyward.errors import SlotLost, UsageError
+from skyward.errors import GangHung, SlotLost, UsageError
 from skyward.integrations.base import integrate, integrations_of
 from skyward.integrations.jax import JaxIntegration
 from skyward.pool import ComputePool
@@ -409,3 +409,14 @@ def test_a_gang_that_is_stuck_is_gone_when_it_is_cancelled(pool: ComputePool, tm
     until(lambda: len(list(tmp_path.iterdir())) == 2)
     assert future.cancel()
     until(lambda: not any(os.path.exists(f"/proc/{path.name}") for path in tmp_path.iterdir()), within_s=10)
+
+
+def test_a_rank_that_does_not_come_is_named(pool: ComputePool) -> None:
+    def work() -> None:
+        if jax.process_index() == 1:
+            time.sleep(600)
+        process_allgather(jnp.ones(1))
+
+    with pytest.raises(GangHung, match="rank 1 .node 1. is in no collective") as raised:
+        sky.compute(hang_timeout_s=1)(sky.integrations.jax(work))() @ pool
+    assert "in process_allgather at" in str(raised.value)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.errors import TaskTimeout, UsageError
+from skyward.errors import GangHung, TaskTimeout, UsageError
 from skyward.integrations.base import integrate, integrations_of
 from skyward.integrations.tensorflow import TensorFlowIntegration
 from skyward.pool import ComputePool
@@ -324,3 +324,21 @@ def test_a_taken_port_makes_the_gang_meet_at_others(pool: ComputePool, tmp_path:
     (size, _), (_, config) = sky.compute(integrate(work, Occupied(marker=str(marker))))() @ pool
     assert size == 2
     assert json.loads(marker.read_text())["cluster"] != json.loads(config)["cluster"]
+
+
+def test_a_rank_that_does_not_come_is_named(pool: ComputePool) -> None:
+    def work() -> None:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            time.sleep(600)
+
+        def total() -> Any:
+            return tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
+
+        tf.function(lambda: strategy.run(total))()
+
+    with pytest.raises(GangHung, match="rank 1 .node 1. is in no collective") as raised:
+        sky.compute(hang_timeout_s=2)(sky.integrations.tensorflow(work))() @ pool
+    assert raised.value.waiting == (0,)
