@@ -1,6 +1,6 @@
 """Hugging Face Transformers: `Trainer` in each rank trains, evaluates and saves as one world.
 
-`Trainer` finds its world through Accelerate, so this is Accelerate's integration, with what the tokenizers need.
+`Trainer` finds its world through Accelerate, so this is Accelerate's integration, with the tokenizers' threads.
 """
 
 from __future__ import annotations
@@ -91,12 +91,17 @@ class TransformersIntegration(AccelerateIntegration):
     preload: ClassVar[tuple[str, ...]] = (*AccelerateIntegration.preload, "transformers.trainer")
 
     def environment(self, rank: Rank) -> dict[str, str]:
-        chosen: dict[str, str] = {}
-        if "TOKENIZERS_PARALLELISM" not in os.environ:
-            # Threads of the tokenizers do not survive a fork, and data loaders fork; and each rank would start as
-            # many of them as the machine has cores.
-            chosen["TOKENIZERS_PARALLELISM"] = "false"
-        return {**super().environment(rank), **chosen}
+        """Accelerate's, and how many threads the tokenizers (in Rust, with rayon) make: as many as torch.
+
+        TOKENIZERS_PARALLELISM is left alone. Unset, the tokenizers use their threads, and stop using them in a process
+        that is forked from theirs, as the workers of data loaders are. "true" makes such a worker hang (seen with
+        tokenizers 0.23), and "false" makes the rank itself slow.
+        """
+        variables = super().environment(rank)
+        if "RAYON_NUM_THREADS" not in os.environ:
+            threads = variables.get("OMP_NUM_THREADS") or os.environ["OMP_NUM_THREADS"]
+            variables["RAYON_NUM_THREADS"] = threads.partition(",")[0]  # of OpenMP it may be a list
+        return variables
 
     @contextmanager
     def session(self, rank: Rank) -> Iterator[None]:

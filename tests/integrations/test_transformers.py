@@ -5,6 +5,7 @@ import it; nothing is downloaded.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ def test_options_stand_on_the_function() -> None:
     assert integration == TransformersIntegration(backend="gloo", processes_per_node=2, seed=7, timeout_s=60)
 
 
-def test_what_the_user_says_of_the_tokenizers_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokenizers_have_the_threads_of_torch_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank(
         rank=0,
         world_size=1,
@@ -98,10 +99,14 @@ def test_what_the_user_says_of_the_tokenizers_stays(monkeypatch: pytest.MonkeyPa
         head_port=21_000,
         local_addr="127.0.0.1",
     )
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    assert TransformersIntegration().environment(rank)["TOKENIZERS_PARALLELISM"] == "false"
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
-    assert "TOKENIZERS_PARALLELISM" not in TransformersIntegration().environment(rank)
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert TransformersIntegration().environment(rank)["RAYON_NUM_THREADS"] == "12"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
+    assert TransformersIntegration().environment(rank)["RAYON_NUM_THREADS"] == "3"
+    monkeypatch.setenv("RAYON_NUM_THREADS", "5")
+    assert "RAYON_NUM_THREADS" not in TransformersIntegration().environment(rank)
 
 
 # The trainer ------------------------------------------------------------------------------------------------------
@@ -243,6 +248,26 @@ def test_ranks_are_forked_from_a_process_that_has_imported_the_trainer(pool: Com
     assert parents_command() @ pool == [(True, True)] * 2
 
 
+def test_tokenizers_work_in_the_rank_and_in_the_workers_of_its_data_loader(
+    pool: ComputePool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    @sky.compute
+    @sky.integrations.transformers
+    def count() -> int:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from torch.utils.data import DataLoader
+
+        tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+        lines: Any = ["a b a"] * 64
+        tokenizer.encode_batch(lines)  # with threads, which the workers forked below do not have
+        loader = DataLoader(lines, batch_size=16, num_workers=1, collate_fn=tokenizer.encode_batch)
+        return sum(len(batch) for batch in loader)
+
+    assert count() @ pool == [64, 64]
+    assert "forked" not in capfd.readouterr().err
+
+
 # Stacks and failures ----------------------------------------------------------------------------------------------
 
 
@@ -259,6 +284,34 @@ def test_integrations_stack_in_any_order(pool: ComputePool, tmp_path: Path) -> N
         for decorator in order:
             stacked = decorator(stacked)
         assert sky.compute(stacked)() @ pool == [(0, 2, 2), (1, 2, 2)]
+
+
+def test_a_gang_that_is_started_again_goes_on_from_the_checkpoint(pool: ComputePool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 2}
+
+    @sky.compute(max_restarts=1)
+    @sky.integrations.transformers(seed=3)
+    def train_through(folder: Path, dies_at: int) -> tuple[list[float], int]:
+        from transformers import TrainerCallback
+        from transformers.trainer_utils import get_last_checkpoint
+
+        class Dies(TrainerCallback):  # type: ignore[misc]  # mypy does not read transformers
+            def on_step_begin(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+                steps.append(state.global_step)
+                if checkpoint is None and state.global_step == dies_at and arguments.process_index == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        steps: list[int] = []
+        folder.mkdir(exist_ok=True)
+        checkpoint = get_last_checkpoint(str(folder))
+        trainer = make_trainer(folder, callbacks=(Dies(),), **options)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return weights_of(trainer), len(steps)
+
+    straight, through = (train_through(tmp_path / str(step), step) @ pool for step in (9, 3))
+    assert {steps for _, steps in straight} == {4}
+    assert {steps for _, steps in through} == {2}
+    assert [weights for weights, _ in straight] == [weights for weights, _ in through]
 
 
 def test_a_rank_that_raises_in_a_step_is_the_error_though_the_others_wait_for_it(
