@@ -198,6 +198,7 @@ class Dispatch:
             ranks_per_node=self._ranks_per_node(launch),
             future=Future(lambda: engine.cancel_gang(gang_id)),
             retries_left=options.retries,
+            restarts_left=options.max_restarts,
         )
         engine.submit_gang(gang)
         return gang.future

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ that death counts from its time, not before everything else. On a busy machine o
 others had raised because of it; JAX's own aborts, which print a stack first, 140 ms and more after what they were due
 to."""
 
+_ADVICE = re.compile(r"\. (?:The pool goes on|Give the call)")
+
 
 @dataclass(eq=False, kw_only=True)
 class Gang:
@@ -52,6 +55,8 @@ class Gang:
     future: Future[Any]
     retries_left: int = 0
     """Further starts after the loss of a process or node, or after what `retry_on` names."""
+    restarts_left: int = 0
+    """Further starts after any other failure, but what would fail again."""
     placed: tuple[int, ...] = ()
     port: int = 0
     tasks: dict[int, RankTask] = field(default_factory=dict)
@@ -120,13 +125,16 @@ class Gang:
         if self.retries_left > 0 and is_wanted:
             self.retries_left -= 1
             return True
-        return len(self.past) < self.options.max_restarts and name not in _FAIL_AGAIN
+        if self.restarts_left > 0 and name not in _FAIL_AGAIN:
+            self.restarts_left -= 1
+            return True
+        return False
 
     def reset(self) -> None:
         """Before it is started again."""
         rank, came = self.cause()
-        # What could be done about it is done.
-        self.past.append(f"rank {rank}: {_one_line(came).partition('. The pool goes on')[0]}")
+        # Without what could be done about it: it is done.
+        self.past.append(f"rank {rank}: {_ADVICE.split(_one_line(came))[0]}")
         self.tasks, self.open, self.values = {}, set(), {}
         self.failures, self.is_stopping, self.port, self.placed, self.hang = [], False, 0, (), None
 
