@@ -72,6 +72,18 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n)+",
         r"trained on 2 devices: test accuracy 0\.9[5-9]",
     ),
+    "10_fsdp_lm": (
+        r"loss on the new text: (?:3\.\d|2\.[6-9])\d -> (?:2\.[0-3]|1\.\d)\d",
+        r"each rank held 50% of the parameters",
+        r"gathered on the head: 120,576 parameters; elsewhere: 0",
+    ),
+    "11_processes_per_node": (
+        r"1 node x 2 processes \(>>\)\n.*\n  rank 1 of 2: number 1 of 2 on node 0, met 2, threads \d+\n",
+        r"2 nodes x 2 processes \(@\)\n(?:.*\n){2}  rank 2 of 4: number 0 of 2 on node 1, met 4",
+        r"  rank 3 of 4: number 1 of 2 on node 1, met 4",
+        r"2 nodes x 1 process \(@\)\n.*\n  rank 1 of 2: number 0 of 1 on node 1, met 2",
+        r"2 nodes x \"auto\" \(@\)\n  rank 0 of \d+: number 0 of \d+ on node 0",
+    ),
     "14_huggingface": (
         r"2 ranks, evaluated on \d+ windows of 64 characters",
         r"loss per character: 4\.\d\d(?: \d\.\d\d){3} 2\.\d\d\n",
