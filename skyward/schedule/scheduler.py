@@ -5,8 +5,8 @@
                  └── returned ────┤  recalled before it began, or lost and worth another run
                                   └── failed ──> gone
 
-A node runs as many tasks as it has slots. While tasks are short a node is also sent a few in advance, so that a slot
-never waits for the network; those are recalled when another node falls idle. A gang starts only when all its nodes
+A node runs as many tasks as it has slots. While tasks are short a node is also sent one for each slot in advance, so
+that a slot never waits for the network; those are recalled when another node falls idle. A gang starts only when all its nodes
 have room for its ranks at once; from the moment it is first in the queue nothing new goes to those nodes, so it
 cannot starve. The owner feeds events and carries out the actions; every method is called under the owner's lock.
 """
@@ -18,8 +18,11 @@ from dataclasses import dataclass, field
 
 __all__ = ["Action", "FailGang", "FailTask", "Recall", "Scheduler", "Send", "StartGang"]
 
-SHORT_TASK_NS = 20_000_000
-"""Nanoseconds. Tasks whose running mean is below this are sent in advance: a round trip is then a notable part."""
+SHORT_TASK_NS = 200_000_000
+"""Nanoseconds. Tasks whose running mean is below this are sent in advance: a round trip is then a notable part. With
+20 ms, batches of joblib's (100 ms) lost a hundredth on an idle machine, and a third on one with 15 others to run.
+"""
+_LEAST_AHEAD = 2
 _MEAN_WEIGHT = 0.2
 _NOTHING_RESERVED: set[int] = set()
 
@@ -86,6 +89,11 @@ class _Node:
     is_up: bool = True
     sent: dict[int, None] = field(default_factory=dict)  # tasks, in the order they were sent
     gang_places: int = 0
+
+    @property
+    def most_ahead(self) -> int:
+        """How many tasks it is sent beyond its slots. Slots that began together end together: then each needs one."""
+        return max(_LEAST_AHEAD, self.slots)
 
     @property
     def load(self) -> int:
@@ -268,14 +276,17 @@ class Scheduler:
         return actions
 
     def _has_room(self, reserved: set[int]) -> bool:
-        ahead = self._ahead()
-        return any(n.is_up and n.load < n.slots + ahead and n.id not in reserved for n in self._nodes.values())
+        ahead = self._are_short()
+        return any(
+            n.is_up and n.load < n.slots + (n.most_ahead if ahead else 0) and n.id not in reserved
+            for n in self._nodes.values()
+        )
 
-    def _ahead(self) -> int:
-        return 2 if self._mean_ns < SHORT_TASK_NS else 0
+    def _are_short(self) -> bool:
+        return self._mean_ns < SHORT_TASK_NS
 
     def _place_task(self, task: _Task, reserved: set[int], actions: list[Action]) -> bool:
-        node = self._pick(task.pinned, reserved, self._ahead() if task.in_advance else 0)
+        node = self._pick(task.pinned, reserved, ahead=task.in_advance and self._are_short())
         if node is None:
             return False
         task.node = node.id
@@ -284,19 +295,20 @@ class Scheduler:
         actions.append(Send(task.id, node.id))
         return True
 
-    def _pick(self, pinned: int | None, reserved: set[int], ahead: int) -> _Node | None:
-        """The node with most room, in turns among equals."""
+    def _pick(self, pinned: int | None, reserved: set[int], *, ahead: bool) -> _Node | None:
+        """The node with most room, in turns among equals. `ahead`: one whose slots are all taken may do."""
         if pinned is not None:
             candidates = [self._nodes[pinned]] if pinned in self._nodes else []
         else:
             candidates = list(self._nodes.values())
         best: _Node | None = None
-        best_room = -ahead
+        best_room = 0
         count = len(candidates)
         for offset in range(count):
             node = candidates[(self._turn + offset) % count]
             room = node.slots - node.load
-            if node.is_up and node.id not in reserved and room > best_room:
+            has_room = room > -node.most_ahead if ahead else room > 0
+            if has_room and node.is_up and node.id not in reserved and (best is None or room > best_room):
                 best, best_room = node, room
         self._turn += 1
         return best

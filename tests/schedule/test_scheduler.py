@@ -55,6 +55,12 @@ def test_short_tasks_are_sent_in_advance_and_long_ones_are_not() -> None:
     assert len(submit(long, 9)) == 1
 
 
+def test_a_node_is_sent_one_short_task_in_advance_for_each_slot() -> None:
+    scheduler = up(5)
+    make_short(scheduler)
+    assert len(submit(scheduler, 20)) == 5 + 5
+
+
 def test_a_task_that_must_begin_when_it_is_sent_waits_for_a_free_slot() -> None:
     scheduler = up(1)
     make_short(scheduler)
@@ -241,7 +247,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert task.pinned in (None, action.node)
         assert not task.is_cancelled
         assert task.runs <= task.retries, "run more often than it may be"
-        assert self.load(action.node) < node.slots + AHEAD
+        assert self.load(action.node) < node.slots + max(AHEAD, node.slots)
         for gang in self.gangs.values():
             if not gang.on and gang.submitted < task.submitted and not task.was_returned:
                 assert gang.nodes is not None, "overtook a gang that any node would do for"
