@@ -62,6 +62,16 @@ def _pss_kib(pid: int) -> int:
     return next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
 
 
+def cpu_seconds(pids: list[int]) -> float:
+    """Seconds that the threads of these processes have run on a core until now; those of ended threads are missing."""
+    total_ns = 0
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):  # it ended while we looked
+                total_ns += int(thread.read_text().split()[0])
+    return total_ns / 1e9
+
+
 def command_line(pid: int) -> str:
     """The command of a process, for a person to read."""
     try:

@@ -83,3 +83,30 @@ def meet(array: Array, folder: str, expected: int, timeout_s: float) -> tuple[in
             raise TimeoutError(f"{len(os.listdir(folder))} of {expected} workers got the array in {timeout_s:.0f} s")
         time.sleep(0.001)
     return os.getpid(), total
+
+
+def nap(number: int, seconds: float) -> int:
+    """Wait, as for a disk or a server, and say which call this was."""
+    time.sleep(seconds)
+    return number
+
+
+def spin(number: int, seconds: float) -> int:
+    """Use that much time of a core, however often others interrupt, and say which call this was."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    return number
+
+
+def read_and_hold(array: Array, arrived: str, go: str) -> tuple[int, float]:
+    """Read all of an array, say so by a file named after this process, and hold the array until `go` exists.
+
+    Returns: this worker's process id and the sum of what it read.
+    """
+    total = float(array.sum())
+    Path(arrived, str(os.getpid())).touch()
+    deadline = time.monotonic() + 60
+    while not Path(go).exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return os.getpid(), total

@@ -32,8 +32,8 @@ from .joblib_batch import ThreadsOfSlot, run_batch, travelling
 
 __all__ = ["SkywardBackend", "joblib_backend", "sklearn_backend"]
 
-_LEAST_BATCH_S = 0.1
-"""joblib has 0.2. A batch costs about a millisecond of its slot: shorter ones leave less waiting at the end."""
+_LEAST_BATCH_S = 0.2
+"""As joblib has it. Its batches at the end of the input are small, so that few slots wait there."""
 _GAPS_PER_BATCH = 5.0
 _LONGEST_AIM_S = 0.5
 
@@ -272,8 +272,8 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
 
     # Batch size -----------------------------------------------------------------------------------------------------
     # joblib's rule, with two other numbers. It takes the time from sending a batch to its result for the time of the
-    # calls; on a far machine that is long for the shortest of batches, which then stay short. And it holds 0.2 s for
-    # the least worth sending.
+    # calls; on a far machine that is long for the shortest of batches, which then stay short. And 0.2 s is worth
+    # sending wherever the pool is.
 
     @property
     def MIN_IDEAL_BATCH_DURATION(self) -> float:
