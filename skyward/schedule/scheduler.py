@@ -6,9 +6,9 @@
                                   └── failed ──> gone
 
 A node runs as many tasks as it has slots. While tasks are short a node is also sent one for each slot in advance, so
-that a slot never waits for the network; those are recalled when another node falls idle. A gang starts only when all its nodes
-have room for its ranks at once; from the moment it is first in the queue nothing new goes to those nodes, so it
-cannot starve. The owner feeds events and carries out the actions; every method is called under the owner's lock.
+that a slot never waits for the network; those are recalled when another node falls idle. A gang starts only when all
+its nodes have room for its ranks at once; from the moment it is first in the queue nothing new goes to those nodes, so
+it cannot starve. The owner feeds events and carries out the actions; every method is called under the owner's lock.
 """
 
 from __future__ import annotations
