@@ -108,6 +108,18 @@ def test_a_rank_that_does_not_come_is_named_with_the_stacks_of_all(pool: Compute
     assert all(stack in "\n".join(error.__notes__) for stack in error.stacks.values())
 
 
+def test_a_rank_whose_process_is_stopped_is_named_without_a_stack(pool: ComputePool) -> None:
+    def train() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(GangHung, match=r"its process: T \(stopped\)") as raised:
+        gang(train, hang_timeout_s=1)() @ pool
+    assert raised.value.ranks == (1,)
+    assert "it wrote no stack" in raised.value.stacks[1]
+
+
 def test_collectives_that_do_not_match_are_named(pool: ComputePool) -> None:
     def train() -> None:
         if dist.get_rank() == 0:
@@ -401,6 +413,9 @@ def test_an_option_out_of_its_range_is_refused_by_name(options: dict[str, Any]) 
 # What ranks leave behind ------------------------------------------------------------------------------------------
 
 
+_kept: Any = None
+
+
 def leave_processes(folder: Path) -> None:
     """Start what a training starts, and what tries hardest to stay; each is a file with its process id."""
 
@@ -409,8 +424,13 @@ def leave_processes(folder: Path) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
 
-    if os.fork() == 0:  # as a data loader's worker
-        stay("worker")
+    def begin(_: int) -> None:
+        (folder / f"worker-{os.getpid()}").touch()
+
+    loader = torch.utils.data.DataLoader(range(8), num_workers=1, worker_init_fn=begin, persistent_workers=True)  # type: ignore[arg-type,var-annotated]
+    global _kept
+    _kept = iter(loader)
+    next(_kept)
     sleeper = subprocess.Popen(["sleep", "600"], start_new_session=True)
     (folder / f"session-{sleeper.pid}").touch()
     child = os.fork()
