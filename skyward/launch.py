@@ -72,4 +72,5 @@ class Launch:
         names: dict[str, None] = {}
         for integration in self.integrations:
             names.update(dict.fromkeys(integration.preload))
-        return tuple(names)
+        # Variables first, and in one order: what is imported ahead for one order of the decorators does for another.
+        return (*sorted(name for name in names if "=" in name), *(name for name in names if "=" not in name))

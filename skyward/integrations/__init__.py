@@ -17,6 +17,7 @@ if _TYPE_CHECKING:
     from .jax import jax as jax
     from .joblib import joblib_backend as joblib_backend
     from .joblib import sklearn_backend as sklearn_backend
+    from .keras import keras as keras
     from .lightning import lightning as lightning
     from .pools import JoblibPool as JoblibPool
     from .pools import ScikitLearnPool as ScikitLearnPool
@@ -30,6 +31,7 @@ REGISTRY: dict[str, str] = {
     "accelerate": "skyward.integrations.accelerate:accelerate [accelerate]",
     "jax": "skyward.integrations.jax:jax [jax]",
     "joblib_backend": "skyward.integrations.joblib:joblib_backend [joblib]",
+    "keras": "skyward.integrations.keras:keras [keras]",
     "lightning": "skyward.integrations.lightning:lightning [lightning]",
     "sklearn_backend": "skyward.integrations.joblib:sklearn_backend [sklearn]",
     "tensorflow": "skyward.integrations.tensorflow:tensorflow [tensorflow]",

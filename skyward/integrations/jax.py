@@ -19,7 +19,7 @@ from ..errors import RendezvousFailed, UsageError
 from ..launch import RanksPerNode
 from ..topology import Rank
 from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
-from .rendezvous import MEETING_LIMIT_S, listen_at_head, wait_for_head
+from .rendezvous import MEETING_LIMIT_S, listen_at_head, past_the_proxy, wait_for_head
 
 __all__ = ["JaxIntegration", "jax"]
 
@@ -29,7 +29,6 @@ R = TypeVar("R")
 _LEAVING_LIMIT_S = 30 * 24 * 3600
 """Seconds that a rank which is done waits for the others. JAX aborts the process after five minutes; here a rank that
 fails stops the rest, and one that works on, such as the one that evaluates, may take its time."""
-_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
 
 
 @overload
@@ -110,7 +109,7 @@ class JaxIntegration(IntegrationBase):
             "JAX_COORDINATOR_ADDRESS": _endpoint(rank.head_addr, rank.head_port),
             "JAX_NUM_PROCESSES": str(rank.world_size),
             "JAX_PROCESS_ID": str(rank.rank),
-            **_past_the_proxy(rank),
+            **({**direct, "JAX_CHECK_PROXY_ENVS": "0"} if (direct := past_the_proxy([rank.head_addr])) else {}),
             **{name: value for name, value in chosen.items() if name not in os.environ},
         }
 
@@ -200,15 +199,6 @@ def _name_the_address(rank: Rank) -> None:
     make = native.make_gloo_tcp_collectives
     if not isinstance(make, partial):
         native.make_gloo_tcp_collectives = partial(make, hostname=rank.local_addr)
-
-
-def _past_the_proxy(rank: Rank) -> dict[str, str]:
-    """JAX's coordinator is reached by gRPC, which takes the way through a proxy even to a neighbour."""
-    if not any(name in os.environ or name.upper() in os.environ for name in _PROXIES):
-        return {}
-    names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")  # the first that is set is the one that gRPC reads
-    direct = next((os.environ[name] for name in names if os.environ.get(name)), "")
-    return {"no_grpc_proxy": f"{direct},{rank.head_addr}".lstrip(","), "JAX_CHECK_PROXY_ENVS": "0"}
 
 
 def _own_devices(rank: Rank) -> list[int]:

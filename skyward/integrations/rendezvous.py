@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
+from collections.abc import Iterable
 from errno import EADDRINUSE, EADDRNOTAVAIL
 
 from ..errors import RendezvousFailed
 from ..topology import Rank
 
-__all__ = ["MEETING_LIMIT_S", "listen_at_head", "wait_for_head"]
+__all__ = ["MEETING_LIMIT_S", "listen_at_head", "past_the_proxy", "wait_for_head"]
 
 MEETING_LIMIT_S = 300.0
 """Seconds that a rank waits for the others to come: the first call on a node pays for importing a framework from a
 disk that may be cold. The same as torch's and JAX's own limits."""
 _MAX_PAUSE_S = 0.05
 """Seconds between two looks whether rank 0 listens."""
+_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")
 
 
 def listen_at_head(rank: Rank) -> socket.socket:
@@ -58,3 +61,12 @@ def wait_for_head(rank: Rank) -> None:
         f"rank {rank.rank} of {rank.world_size} could not reach rank 0 at {rank.head_addr}:{rank.head_port} "
         f"within {MEETING_LIMIT_S:.0f} s"
     )
+
+
+def past_the_proxy(addresses: Iterable[str]) -> dict[str, str]:
+    """Variables for gRPC, which takes the way through a proxy even to a neighbour; none where there is no proxy."""
+    if not any(name in os.environ or name.upper() in os.environ for name in _PROXIES):
+        return {}
+    names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")  # the first that is set is the one that gRPC reads
+    direct = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    return {"no_grpc_proxy": ",".join([*([direct] if direct else []), *dict.fromkeys(addresses)])}

@@ -20,6 +20,7 @@ from ..launch import RanksPerNode
 from ..slot.ports import PortLocks, port_behind
 from ..topology import Rank
 from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
+from .rendezvous import past_the_proxy
 
 __all__ = ["TensorFlowIntegration", "tensorflow"]
 
@@ -102,12 +103,16 @@ class TensorFlowIntegration(IntegrationBase):
         return {
             "TF_CONFIG": json.dumps(config),
             **_own_devices(rank),
+            **past_the_proxy(host for host, _ in _addresses(rank)),
             **{name: value for name, value in chosen.items() if name not in os.environ},
         }
 
     @contextmanager
     def session(self, rank: Rank) -> Iterator[None]:
         framework = load_framework("tensorflow", extra=self.extra)
+        if "reduce" in vars(framework.distribute.MultiWorkerMirroredStrategy):
+            yield  # another integration stands on this one, and has done all that follows
+            return
         host, port = _addresses(rank)[rank.rank]
         locks = PortLocks(host)
         locks.hold(port)

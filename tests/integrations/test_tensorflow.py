@@ -29,7 +29,8 @@ from skyward.topology import Peer, Rank
 @pytest.fixture(scope="module")
 def tensorflow_pool() -> Iterator[ComputePool]:
     """One for the whole file: its nodes import tensorflow once."""
-    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+    behind_a_proxy = sky.Image(env={"http_proxy": "http://127.0.0.1:9"})  # nobody is there; gRPC would ask all the same
+    with sky.ComputePool(sky.Local(), nodes=2, image=behind_a_proxy) as pool:
         yield pool
 
 
@@ -151,6 +152,16 @@ def test_what_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
     environment = TensorFlowIntegration().environment(rank())
     assert not {"TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS"} & environment.keys()
+
+
+def test_workers_reach_one_another_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if "proxy" in name.lower()]:
+        monkeypatch.delenv(name)
+    assert "no_grpc_proxy" not in TensorFlowIntegration().environment(rank())
+    monkeypatch.setenv("HTTPS_PROXY", "http://10.0.0.99:3128")
+    assert TensorFlowIntegration().environment(rank())["no_grpc_proxy"] == "10.0.0.1,10.0.0.6"
+    monkeypatch.setenv("no_proxy", "localhost")
+    assert TensorFlowIntegration().environment(rank())["no_grpc_proxy"] == "localhost,10.0.0.1,10.0.0.6"
 
 
 # Training ---------------------------------------------------------------------------------------------------------

@@ -48,6 +48,13 @@ def sharded(epochs: int) -> list[float]:
 
 
 @sky.compute
+@sky.integrations.keras(backend="torch", seed=1, distribution="data_parallel")
+@sky.integrations.tensorflow
+def fitted(epochs: int) -> list[float]:
+    return [1.0] * epochs
+
+
+@sky.compute
 def counted(limit: int) -> Iterator[int]:
     yield from range(limit)
 
@@ -65,6 +72,7 @@ assert_type(trained(3), sky.PendingCompute[dict[str, float]])
 assert_type(stacked(3, rate=0.5), sky.PendingCompute[bytes])
 assert_type(stacked.local(3), bytes)
 assert_type(sharded(3), sky.PendingCompute[list[float]])
+assert_type(fitted(3), sky.PendingCompute[list[float]])
 assert_type(tuned(3), sky.PendingCompute[list[float]])
 
 with sky.ComputePool(provider=sky.Local(lease_s=2.0), nodes=2, concurrency=2) as pool:
