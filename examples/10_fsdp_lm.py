@@ -10,7 +10,7 @@ from torch import nn
 
 import skyward as sky
 
-CONTEXT = 64
+CONTEXT = 32
 
 
 class LanguageModel(nn.Module):
@@ -42,7 +42,7 @@ def text_of(*names: str) -> torch.Tensor:
 
 def train(model: nn.Module, text: torch.Tensor, steps: int, rank: int = 0) -> list[float]:
     """The loss of each step, on this rank's batches."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     draws = torch.Generator().manual_seed(rank)  # other batches on each rank
     losses = []
     for _ in range(steps):
@@ -90,8 +90,8 @@ def fine_tune(weights: dict[str, torch.Tensor], steps: int) -> tuple[dict[str, t
 
 def main() -> None:
     with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
-        weights = pretrain(steps=100) >> pool  # one node, a world of one
-        (tuned, before, after, share), (nothing, *_) = fine_tune(weights, steps=60) @ pool
+        weights = pretrain(steps=80) >> pool  # one node, a world of one
+        (tuned, before, after, share), (nothing, *_) = fine_tune(weights, steps=40) @ pool
         print(f"loss on the new text: {before:.2f} -> {after:.2f}")
         print(f"each rank held {share:.0%} of the parameters")
         model = LanguageModel()

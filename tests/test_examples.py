@@ -75,7 +75,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "10_fsdp_lm": (
         r"loss on the new text: (?:3\.\d|2\.[6-9])\d -> (?:2\.[0-3]|1\.\d)\d",
         r"each rank held 50% of the parameters",
-        r"gathered on the head: 120,576 parameters; elsewhere: 0",
+        r"gathered on the head: 118,528 parameters; elsewhere: 0",
     ),
     "11_processes_per_node": (
         r"1 node x 2 processes \(>>\)\n.*\n  rank 1 of 2: number 1 of 2 on node 0, met 2, threads \d+\n",
