@@ -4,8 +4,8 @@ Threads: any thread may submit and cancel. One I/O thread reads all channels and
 thread writes to the socket itself, so that a call costs one change of thread and not two. Everything below `_lock`
 is short and does no I/O that can block; what tells the user something runs after the lock was released.
 
-It is long because all of it changes the same books (tasks, gangs, links) under one lock. What can stand alone does:
-scheduler, watcher, link, gang, logs, interrupts.
+It is long because all of it changes the same books (tasks, links) under one lock. What can stand alone does:
+scheduler, watcher, link, gangs, logs, interrupts.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import InternalError, NodeLost, PoolClosed, RendezvousFailed, TaskTimeout
+from ..errors import InternalError, PoolClosed, TaskTimeout
 from ..machine import LogSink, Machine, Machines
-from ..schedule.scheduler import Action, FailGang, FailTask, Recall, Scheduler, Send, StartGang
+from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
 from ..topology import AcceleratorInfo
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame, Kind
 from ..wire.payloads import Encoded
-from ..wire.tasks import RankOrder, Topology
+from ..wire.tasks import Topology
 from . import interrupts
-from .future import Future, Undecoded, refuse_to_wait, this_thread
-from .gang import Gang, RankTask, make_ranks
-from .hangs import REPORT_AFTER_S, Hang, read_stack
+from .future import Future, refuse_to_wait, this_thread
+from .gang import Gang, RankTask
+from .gangs import Gangs
 from .link import LEAD_S, Line, NodeLink, Readable, connect
 from .logs import LogRouter
 from .tasks import Loss, StreamTask, Task, TaskFailure, loss_error
@@ -45,12 +45,6 @@ from .watcher import Watcher
 __all__ = ["DirectEngine"]
 
 _CONNECT_S = 20.0
-_GANG_GRACE_S = 1.0
-_STACKS_LIMIT_S = 4.0
-"""Seconds after which a rank that has not said where it stands is judged without."""
-_GANG_SETTLE_S = 0.2
-"""Seconds that a failed gang waits for its other ranks' own failures before it stops them: one of those may be the
-cause."""
 
 _engines: weakref.WeakSet[DirectEngine] = weakref.WeakSet()
 
@@ -69,7 +63,7 @@ class DirectEngine:
         self._machines: dict[int, Machine] = {}
         self._source: Machines | None = None
         self._tasks: dict[int, Task] = {}
-        self._gangs: dict[int, Gang] = {}
+        self._gangs = Gangs(self)
         self._losses: dict[int, Loss] = {}
         self._after: list[Callable[[], object]] = []
         self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
@@ -139,8 +133,7 @@ class DirectEngine:
         refuse_to_wait("closing the pool")
 
         def is_idle() -> bool:
-            tasks, gangs = self._tasks.values(), self._gangs.values()
-            return not self._is_open or (all(t.is_cancelled for t in tasks) and all(g.is_cancelled for g in gangs))
+            return not self._is_open or (all(task.is_cancelled for task in [*self._tasks.values(), *self._gangs]))
 
         with self._idle:
             return self._idle.wait_for(is_idle, timeout_s)
@@ -163,9 +156,8 @@ class DirectEngine:
                 self._dirty.add(link)
             self._flush()
             open_tasks = list(self._tasks.values())
-            gangs = list(self._gangs.values())
+            gangs = self._gangs.take_all()
             self._tasks.clear()
-            self._gangs.clear()
             self._idle.notify_all()
         error = PoolClosed("the pool was closed before the call ended")
         for task in open_tasks:
@@ -238,8 +230,7 @@ class DirectEngine:
     def submit_gang(self, gang: Gang) -> None:
         with self._changing():
             self._require_open()
-            self._gangs[gang.id] = gang
-            self._perform(self._scheduler.submit_gang(gang.id, nodes=gang.nodes, places=gang.ranks_per_node))
+            self._gangs.submit(gang)
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -265,15 +256,7 @@ class DirectEngine:
 
     def cancel_gang(self, gang_id: int) -> None:
         with self._changing():
-            gang = self._gangs.get(gang_id)
-            if gang is None or gang.is_cancelled:
-                return
-            gang.is_cancelled = True
-            self._idle.notify_all()
-            if gang.open:
-                self._stop_ranks(gang, self._grace_s)
-            elif not gang.placed:
-                self._end_gang(gang)
+            self._gangs.cancel(gang_id)
 
     def send_stream(self, task_id: int, kind: int, body: bytes = b"", *, lane: int = 0) -> None:
         """A frame about a running stream; dropped if the task has ended."""
@@ -367,11 +350,11 @@ class DirectEngine:
             elif isinstance(action, Recall):
                 self._tell(action.node, Kind.RECALL, action.task)
             elif isinstance(action, StartGang):
-                self._start_gang(self._gangs[action.gang], action.nodes)
+                self._gangs.start(action)
             elif isinstance(action, FailTask):
                 self._fail(self._tasks[action.task], action)
             else:
-                self._fail_gang(action)
+                self._gangs.fail(action)
 
     def _send(self, task: Task, node: int) -> None:
         link = self._links[node]
@@ -467,9 +450,8 @@ class DirectEngine:
         error.__cause__ = cause
         with self._lock:
             self._is_open = False
-            tasks, gangs = list(self._tasks.values()), list(self._gangs.values())
+            tasks, gangs = list(self._tasks.values()), self._gangs.take_all()
             self._tasks.clear()
-            self._gangs.clear()
             self._idle.notify_all()
         for task in tasks:
             if not isinstance(task, RankTask):
@@ -603,7 +585,7 @@ class DirectEngine:
         elif kind == Kind.LOG:
             self._logs.add(link.node, task, frame.lane, frame.body)
         elif kind == Kind.PORT:
-            self._on_port(frame)
+            self._gangs.on_port(frame)
         elif kind == Kind.ELSEWHERE:
             link.is_led = False
         elif kind == Kind.LINE:
@@ -620,7 +602,7 @@ class DirectEngine:
         elif kind == Kind.ERROR:
             self._on_error(link.node, task, frame)
         elif kind == Kind.STACK:
-            self._on_stack(task, frame)
+            self._gangs.on_stack(task, frame)
         elif kind == Kind.LOST:
             self._on_lost(link.node, task, frame)
         elif kind == Kind.RECALLED:
@@ -726,11 +708,7 @@ class DirectEngine:
             for task in list(self._tasks.values()):
                 self._lose(task, node)
             self._perform(self._scheduler.node_lost(node, will_return=will_return))
-            for gang in list(self._gangs.values()):
-                if gang.placed[:1] == (node,) and not gang.port:  # the port it waits for will not come
-                    error = NodeLost(f"node {node} was lost before {gang.name!r} began", node=node, started=False)
-                    gang.failures.append((0.0, 0, error))
-                    self._end_gang(gang)
+            self._gangs.node_lost(node)
         if will_return:
             threading.Thread(target=self._replace, args=(node,), name="skyward-replace", daemon=True).start()
 
@@ -780,155 +758,6 @@ class DirectEngine:
             self._node_up(machine)
         self._wake()
 
-    # Gangs ----------------------------------------------------------------------------------------------------------
-
-    def _start_gang(self, gang: Gang, nodes: tuple[int, ...]) -> None:
-        gang.placed = nodes
-        if gang.is_cancelled:
-            self._end_gang(gang)
-            return
-        self._tell(nodes[0], Kind.RESERVE_PORT, gang.id)
-
-    def _on_port(self, frame: Frame) -> None:
-        gang = self._gangs.get(frame.ident)
-        if gang is None:
-            return
-        gang.port = frame.lane
-        if gang.is_cancelled or any(node not in self._links for node in gang.placed):
-            gang.failures += [(0.0, 0, NodeLost("a node was lost while the gang started", started=False))]
-            self._end_gang(gang)
-            return
-        if not gang.port:
-            error = RendezvousFailed(f"node {gang.placed[0]} has no free port for {gang.name!r}", task=gang.name)
-            gang.failures += [(0.0, 0, error)]
-            self._end_gang(gang)
-            return
-        peers = {node: self._machines[node].peer for node in gang.placed}
-        accelerators = {node: self._accelerators(node) for node in gang.placed}
-        interfaces = {node: self._machines[node].interface for node in gang.placed}
-        for rank in make_ranks(gang, peers, accelerators, interfaces):
-            delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
-            task = RankTask(
-                id=self.next_id(),
-                name=gang.name,
-                head=gang.head,
-                function=gang.function,
-                payload=gang.payload,
-                options=gang.options,
-                rank=rank.rank,
-                gang=gang,
-                node=rank.node,
-                delivers=delivers,
-                ended=self._rank_ended,
-                restart_count=rank.restart_count,
-                timeout_s=gang.options.timeout_s,
-            )
-            gang.tasks[rank.rank] = task
-            gang.open.add(task.id)
-            self._tasks[task.id] = task
-            order = RankOrder(
-                rank=rank,
-                launch=gang.launch_bytes,
-                preload=gang.launch.preload,
-                tell_stopped_after_s=gang.options.hang_timeout_s or REPORT_AFTER_S,
-            )
-            self._tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
-            self._send(task, rank.node)
-        gang.future.set_running()
-
-    def _rank_ended(self, task: RankTask) -> None:
-        with self._changing():
-            gang = task.gang
-            if task.id not in gang.open:
-                return  # of an earlier start, or it was told already
-            gang.open.discard(task.id)
-            if not gang.open:
-                self._end_gang(gang)
-            elif gang.failures and not gang.is_stopping:
-                gang.is_stopping = True
-                self._at(_GANG_SETTLE_S, self._stop_failed, gang.id, task.id)
-
-    def _stop_failed(self, gang_id: int, failed: int) -> None:
-        # By now the gang may have ended, or been started again.
-        gang = self._gangs.get(gang_id)
-        if gang is not None and any(task.id == failed for task in gang.tasks.values()):
-            self._stop_ranks(gang, _GANG_GRACE_S)
-
-    def _stop_ranks(self, gang: Gang, grace_s: float) -> None:
-        gang.is_stopping = True
-        for task in gang.tasks.values():
-            if task.id in gang.open and not task.is_cancelled:
-                task.is_cancelled = True
-                self._tell(task.node, Kind.CANCEL, task.id, lane=int(grace_s * 10))
-
-    def _on_stack(self, task: Task, frame: Frame) -> None:
-        """Where a rank stands: unasked, because it has stopped, or because another one had."""
-        if not isinstance(task, RankTask) or task.rank is None or task.gang.is_stopping:
-            return
-        gang, said = task.gang, json.loads(frame.body)
-        stack = read_stack(task.rank, task.node, said["stack"], said["state"])
-        if not frame.lane:
-            if gang.hang is not None and gang.hang.asked:
-                gang.hang.add(stack)
-                if not gang.hang.asked:
-                    self._judge_hang(gang.id, task.id)
-        elif gang.hang is None and stack.waits_in:
-            # To write the stacks of all threads may hurt a process that is well: only those that end next do.
-            of_all_threads = int(gang.options.hang_timeout_s is not None)
-            asked = {rank: other for rank, other in gang.tasks.items() if other.id in gang.open}
-            ended = tuple(sorted(gang.tasks.keys() - asked.keys()))
-            gang.hang = Hang(first=stack, waited_s=said["stopped_s"], asked=set(asked), ended=ended)
-            for other in asked.values():
-                self._tell(other.node, Kind.TAKE_STACK, other.id, lane=of_all_threads)
-            self._at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
-
-    def _judge_hang(self, gang_id: int, first: int) -> None:
-        """All stacks are here, or will not come."""
-        gang = self._gangs.get(gang_id)
-        if gang is None or gang.hang is None or gang.is_stopping or first not in gang.open or gang.hang.is_judged:
-            return
-        if not gang.hang.is_real():
-            gang.hang = None
-            return
-        gang.hang.is_judged = True
-        error = gang.hang.error(gang.name)
-        rank = min(error.ranks, default=gang.hang.first.rank)
-        if gang.options.hang_timeout_s is None:
-            said = [str(error), *error.__notes__, "It goes on waiting; hang_timeout_s= would stop it."]
-            self._logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(said))
-            return
-        gang.failures.append((0.0, rank, error))
-        self._stop_ranks(gang, _GANG_GRACE_S)
-
-    def _end_gang(self, gang: Gang) -> None:
-        if gang.port:
-            self._tell(gang.placed[0], Kind.RELEASE_PORT, lane=gang.port)
-        if gang.id not in self._gangs:
-            return
-        del self._gangs[gang.id]
-        actions = self._scheduler.gang_finished(gang.id)
-        if gang.failures and not gang.is_cancelled and gang.spend_restart():
-            rank = gang.tasks.get(gang.cause()[0])
-            gang.reset()
-            if rank is not None:
-                self._logs.say(rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}")
-            self._gangs[gang.id] = gang
-            actions += self._scheduler.submit_gang(gang.id, nodes=gang.nodes, places=gang.ranks_per_node)
-        else:
-            self._after.append(lambda: _settle(gang))
-        self._perform(actions)
-        if not self._tasks and not self._gangs:
-            self._idle.notify_all()
-
-    def _fail_gang(self, action: FailGang) -> None:
-        gang = self._gangs.get(action.gang)
-        if gang is None:
-            return
-        error = NodeLost(f"node {action.node} was lost before {gang.name!r} began", node=action.node, started=False)
-        gang.failures.append((0.0, 0, error))
-        gang.is_final = True
-        self._end_gang(gang)
-
 
 class _Changing:
     """A `with` block in which the engine's books are open; cheaper than a generator."""
@@ -955,18 +784,6 @@ def _call_each(callbacks: list[Callable[[], object]]) -> None:
             first = first or error
     if first is not None:
         raise first
-
-
-def _settle(gang: Gang) -> None:
-    if gang.failures:
-        # Unpickled by the caller, as values are: it may import modules of the user's.
-        gang.future.settle_error(Undecoded(gang.raise_error))
-    elif gang.is_cancelled:
-        gang.future.settle_error(InternalError("a cancelled gang was asked for its value"))
-    elif not gang.is_complete:
-        gang.future.settle_error(InternalError(f"{gang.name!r} ended without the values of all its nodes"))
-    else:
-        gang.future.settle(Undecoded(gang.value))
 
 
 def _forget_all_in_child() -> None:

@@ -1,0 +1,249 @@
+"""The gangs of an engine: started when their nodes have room, stopped as one, started again, judged when they hang.
+
+A part of `DirectEngine` in a file of its own: it changes the engine's books, and everything here is called while
+they are open.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..errors import InternalError, NodeLost, RendezvousFailed
+from ..schedule.scheduler import FailGang, StartGang
+from ..wire.frames import Frame, Kind
+from ..wire.tasks import RankOrder
+from .future import Undecoded
+from .gang import Gang, RankTask, make_ranks
+from .hangs import REPORT_AFTER_S, Hang, read_stack
+from .tasks import Task
+
+if TYPE_CHECKING:
+    from .direct import DirectEngine
+
+__all__ = ["Gangs"]
+
+_GRACE_S = 1.0
+_STACKS_LIMIT_S = 4.0
+"""Seconds after which a rank that has not said where it stands is judged without."""
+_SETTLE_S = 0.2
+"""Seconds that a failed gang waits for its other ranks' own failures before it stops them: one of those may be the
+cause."""
+
+
+class Gangs:
+    """Those that have no outcome yet."""
+
+    def __init__(self, engine: DirectEngine) -> None:
+        self._engine = engine
+        self._gangs: dict[int, Gang] = {}
+
+    def __len__(self) -> int:
+        return len(self._gangs)
+
+    def __iter__(self) -> Iterator[Gang]:
+        return iter(list(self._gangs.values()))
+
+    def __contains__(self, gang_id: object) -> bool:
+        return gang_id in self._gangs
+
+    def take_all(self) -> list[Gang]:
+        """The engine has ended: it tells them so."""
+        gangs = list(self)
+        self._gangs.clear()
+        return gangs
+
+    def submit(self, gang: Gang) -> None:
+        self._gangs[gang.id] = gang
+        scheduler = self._engine._scheduler
+        self._engine._perform(scheduler.submit_gang(gang.id, nodes=gang.nodes, places=gang.ranks_per_node))
+
+    def cancel(self, gang_id: int) -> None:
+        gang = self._gangs.get(gang_id)
+        if gang is None or gang.is_cancelled:
+            return
+        gang.is_cancelled = True
+        self._engine._idle.notify_all()
+        if gang.open:
+            self._stop_ranks(gang, self._engine._grace_s)
+        elif not gang.placed:
+            self._end(gang)
+
+    # Starting -------------------------------------------------------------------------------------------------------
+
+    def start(self, action: StartGang) -> None:
+        """Its nodes have room for it: next comes the port to meet at."""
+        gang = self._gangs[action.gang]
+        gang.placed = action.nodes
+        if gang.is_cancelled:
+            self._end(gang)
+            return
+        self._engine._tell(action.nodes[0], Kind.RESERVE_PORT, gang.id)
+
+    def on_port(self, frame: Frame) -> None:
+        gang = self._gangs.get(frame.ident)
+        if gang is None:
+            return
+        gang.port = frame.lane
+        if gang.is_cancelled or any(node not in self._engine._links for node in gang.placed):
+            gang.failures += [(0.0, 0, NodeLost("a node was lost while the gang started", started=False))]
+            self._end(gang)
+            return
+        if not gang.port:
+            error = RendezvousFailed(f"node {gang.placed[0]} has no free port for {gang.name!r}", task=gang.name)
+            gang.failures += [(0.0, 0, error)]
+            self._end(gang)
+            return
+        peers = {node: self._engine._machines[node].peer for node in gang.placed}
+        accelerators = {node: self._engine._accelerators(node) for node in gang.placed}
+        interfaces = {node: self._engine._machines[node].interface for node in gang.placed}
+        for rank in make_ranks(gang, peers, accelerators, interfaces):
+            delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
+            task = RankTask(
+                id=self._engine.next_id(),
+                name=gang.name,
+                head=gang.head,
+                function=gang.function,
+                payload=gang.payload,
+                options=gang.options,
+                rank=rank.rank,
+                gang=gang,
+                node=rank.node,
+                delivers=delivers,
+                ended=self._rank_ended,
+                restart_count=rank.restart_count,
+                timeout_s=gang.options.timeout_s,
+            )
+            gang.tasks[rank.rank] = task
+            gang.open.add(task.id)
+            self._engine._tasks[task.id] = task
+            order = RankOrder(
+                rank=rank,
+                launch=gang.launch_bytes,
+                preload=gang.launch.preload,
+                tell_stopped_after_s=gang.options.hang_timeout_s or REPORT_AFTER_S,
+            )
+            self._engine._tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
+            self._engine._send(task, rank.node)
+        gang.future.set_running()
+
+    # Ending ---------------------------------------------------------------------------------------------------------
+
+    def _rank_ended(self, task: RankTask) -> None:
+        with self._engine._changing():
+            gang = task.gang
+            if task.id not in gang.open:
+                return  # of an earlier start, or it was told already
+            gang.open.discard(task.id)
+            if not gang.open:
+                self._end(gang)
+            elif gang.failures and not gang.is_stopping:
+                gang.is_stopping = True
+                self._engine._at(_SETTLE_S, self._stop_failed, gang.id, task.id)
+
+    def _stop_failed(self, gang_id: int, failed: int) -> None:
+        # By now the gang may have ended, or been started again.
+        gang = self._gangs.get(gang_id)
+        if gang is not None and any(task.id == failed for task in gang.tasks.values()):
+            self._stop_ranks(gang, _GRACE_S)
+
+    def _stop_ranks(self, gang: Gang, grace_s: float) -> None:
+        gang.is_stopping = True
+        for task in gang.tasks.values():
+            if task.id in gang.open and not task.is_cancelled:
+                task.is_cancelled = True
+                self._engine._tell(task.node, Kind.CANCEL, task.id, lane=int(grace_s * 10))
+
+    def _end(self, gang: Gang) -> None:
+        if gang.port:
+            self._engine._tell(gang.placed[0], Kind.RELEASE_PORT, lane=gang.port)
+        if gang.id not in self._gangs:
+            return
+        del self._gangs[gang.id]
+        actions = self._engine._scheduler.gang_finished(gang.id)
+        if gang.failures and not gang.is_cancelled and gang.spend_restart():
+            rank = gang.tasks.get(gang.cause()[0])
+            gang.reset()
+            if rank is not None:
+                self._engine._logs.say(
+                    rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}"
+                )
+            self._gangs[gang.id] = gang
+            actions += self._engine._scheduler.submit_gang(gang.id, nodes=gang.nodes, places=gang.ranks_per_node)
+        else:
+            self._engine._after.append(lambda: _settle(gang))
+        self._engine._perform(actions)
+        if not self._engine._tasks and not self._gangs:
+            self._engine._idle.notify_all()
+
+    def fail(self, action: FailGang) -> None:
+        """It can never start: nodes that it needs are gone for good."""
+        gang = self._gangs.get(action.gang)
+        if gang is not None:
+            gang.is_final = True
+            self._lose(gang, action.node)
+
+    def node_lost(self, node: int) -> None:
+        for gang in self:
+            if gang.placed[:1] == (node,) and not gang.port:  # the port it waits for will not come
+                self._lose(gang, node)
+
+    def _lose(self, gang: Gang, node: int | None) -> None:
+        error = NodeLost(f"node {node} was lost before {gang.name!r} began", node=node, started=False)
+        gang.failures.append((0.0, 0, error))
+        self._end(gang)
+
+    # Hangs ----------------------------------------------------------------------------------------------------------
+
+    def on_stack(self, task: Task, frame: Frame) -> None:
+        """Where a rank stands: unasked, because it has stopped, or because another one had."""
+        if not isinstance(task, RankTask) or task.rank is None or task.gang.is_stopping:
+            return
+        gang, said = task.gang, json.loads(frame.body)
+        stack = read_stack(task.rank, task.node, said["stack"], said["state"])
+        if not frame.lane:
+            if gang.hang is not None and gang.hang.asked:
+                gang.hang.add(stack)
+                if not gang.hang.asked:
+                    self._judge_hang(gang.id, task.id)
+        elif gang.hang is None and stack.waits_in:
+            # To write the stacks of all threads may hurt a process that is well: only those that end next do.
+            of_all_threads = int(gang.options.hang_timeout_s is not None)
+            asked = {rank: other for rank, other in gang.tasks.items() if other.id in gang.open}
+            ended = tuple(sorted(gang.tasks.keys() - asked.keys()))
+            gang.hang = Hang(first=stack, waited_s=said["stopped_s"], asked=set(asked), ended=ended)
+            for other in asked.values():
+                self._engine._tell(other.node, Kind.TAKE_STACK, other.id, lane=of_all_threads)
+            self._engine._at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
+
+    def _judge_hang(self, gang_id: int, first: int) -> None:
+        """All stacks are here, or will not come."""
+        gang = self._gangs.get(gang_id)
+        if gang is None or gang.hang is None or gang.is_stopping or first not in gang.open or gang.hang.is_judged:
+            return
+        if not gang.hang.is_real():
+            gang.hang = None
+            return
+        gang.hang.is_judged = True
+        error = gang.hang.error(gang.name)
+        rank = min(error.ranks, default=gang.hang.first.rank)
+        if gang.options.hang_timeout_s is None:
+            said = [str(error), *error.__notes__, "It goes on waiting; hang_timeout_s= would stop it."]
+            self._engine._logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(said))
+            return
+        gang.failures.append((0.0, rank, error))
+        self._stop_ranks(gang, _GRACE_S)
+
+
+def _settle(gang: Gang) -> None:
+    if gang.failures:
+        # Unpickled by the caller, as values are: it may import modules of the user's.
+        gang.future.settle_error(Undecoded(gang.raise_error))
+    elif gang.is_cancelled:
+        gang.future.settle_error(InternalError("a cancelled gang was asked for its value"))
+    elif not gang.is_complete:
+        gang.future.settle_error(InternalError(f"{gang.name!r} ended without the values of all its nodes"))
+    else:
+        gang.future.settle(Undecoded(gang.value))
