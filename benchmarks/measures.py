@@ -62,13 +62,11 @@ def idle_memory(baseline_mib: float) -> Samples:
 
 def round_trips(peer: Peer, function: Callable[[], None], *, name: str, sizes: Sizes) -> Samples:
     """One call at a time: submit, wait, again."""
-    # One call and its value, as the peer's users write it; a future and its result where there is nothing shorter.
-    call = getattr(peer, "call", None) or (lambda function: peer.result(peer.submit(function)))
-    count = _calls_in(lambda: call(function), seconds=sizes.seconds_per_loop)
+    count = _calls_in(lambda: peer.call(function), seconds=sizes.seconds_per_loop)
     samples: list[float] = []
     for _ in range(count):
         begin = time.perf_counter()
-        call(function)
+        peer.call(function)
         samples.append(time.perf_counter() - begin)
     return {name: samples}
 
@@ -127,11 +125,11 @@ def _array_in(peer: Peer, samples: Samples, *, seed: int, sizes: Sizes) -> None:
 
     begin = time.perf_counter()
     argument = peer.put(array)
-    first = peer.result(peer.submit(workloads.touch, argument))
+    first = peer.call(workloads.touch, argument)
     samples["in_first"].append(time.perf_counter() - begin)
 
     begin = time.perf_counter()
-    again = peer.result(peer.submit(workloads.touch, argument))
+    again = peer.call(workloads.touch, argument)
     samples["in_repeat"].append(time.perf_counter() - begin)
     _check(first == again == expected, "the array changed on its way in")
 

@@ -29,12 +29,14 @@ class Shape:
 class Peer(Protocol):
     """A pool of processes on this machine.
 
-    `submit` returns a handle that only this peer understands; `result` and `gather` wait for handles.
+    `submit` returns a handle that only this peer understands; `result` and `gather` wait for handles. `call` makes one
+    call and waits for it, as the peer's users write that.
     `put` turns an argument into whatever this peer wants to be given when an argument is large or used again.
     `close` returns when the pool's processes are told to end; it may be called twice and after a failed `start`.
     """
 
     def start(self) -> None: ...
+    def call(self, function: Callable[..., Any], *args: Any) -> Any: ...
     def submit(self, function: Callable[..., Any], *args: Any) -> Any: ...
     def result(self, handle: Any) -> Any: ...
     def gather(self, handles: Sequence[Any]) -> list[Any]: ...
@@ -51,6 +53,9 @@ class _FuturesPeer:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self.result(self.submit(function, *args))
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._executor.submit(function, *args)
@@ -96,12 +101,12 @@ class Skyward(_FuturesPeer):
             compute = self._decorated[function] = self._sky.compute(function)
         return self._executor.submit(compute(*args))
 
-    def call(self, function: Callable[..., Any]) -> Any:
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """As its users write it: the operator, which a future would take the long way round."""
         compute = self._decorated.get(function)
         if compute is None:
             compute = self._decorated[function] = self._sky.compute(function)
-        return compute() >> self._executor
+        return compute(*args) >> self._executor
 
     def map(self, function: Callable[[int], int], items: range, *, chunk: int | None) -> list[int]:
         return list(self._executor.map(function, items))
@@ -198,6 +203,9 @@ class Ray:
             _temp_dir=self._folder,
         )
 
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self.result(self.submit(function, *args))
+
     def submit(self, function: Callable[..., Any], *args: Any) -> Any:
         remote = self._remote.get(function)
         if remote is None:
@@ -261,6 +269,9 @@ class Dask:
             silence_logs=50,
         )
         self._client = self._distributed.Client(self._cluster)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self.result(self.submit(function, *args))
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Any:
         return self._client.submit(function, *args, pure=False)

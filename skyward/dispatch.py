@@ -13,7 +13,7 @@ from .cluster.direct import DirectEngine
 from .cluster.functions import FunctionTable
 from .cluster.future import Future
 from .cluster.gang import Gang
-from .cluster.tasks import CallTask, Received, ResultStream, StreamTask, Task, TaskFailure, WireFunction
+from .cluster.tasks import CallTask, PulledTask, Received, ResultStream, StreamTask, Task, TaskFailure, WireFunction
 from .errors import ArgumentNotPicklable, UsageError
 from .launch import Launch
 from .streams import WINDOW, InputFeed, take_inputs
@@ -134,11 +134,14 @@ class Dispatch:
                 f"retries: {pending.name!r} is a generator function; what it has yielded cannot be taken back: "
                 "use retries=0, and call it again from where it stopped"
             )
+        # What may be sent twice cannot stay in memory: nobody waits any more when it is sent again.
+        may_stay = leads and not (sources or options.retries or options.retry_on or pending.fn.is_generator)
+        payload = self.arguments(args, kwargs, pending.name, seen, may_stay=may_stay and engine.may_pull)
         common: dict[str, Any] = {
             "id": task_id,
             "name": pending.name,
             "function": self.function(pending.fn, pending.name),
-            "payload": self.arguments(args, kwargs, pending.name, seen),
+            "payload": payload,
             "options": options,
             "timeout_s": self._timeout_s(options),
             "may_move": not sources and not pending.fn.is_generator,
@@ -166,7 +169,8 @@ class Dispatch:
                 future.add_done_callback(lambda _: _stop(feeds))
                 task = _FedCallTask(head=head, future=future, feeds=feeds, **common)
             else:
-                task = CallTask(head=head, future=future, **common)
+                kind_of_task = PulledTask if payload.stays else CallTask
+                task = kind_of_task(head=head, future=future, **common)
         if leads and not feeds:
             engine.submit_leading(task, future)
         else:
@@ -227,12 +231,18 @@ class Dispatch:
         return encode(value, self._store.put)
 
     def arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, seen: SeenArrays | None = None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str,
+        seen: SeenArrays | None = None,
+        *,
+        may_stay: bool = False,
     ) -> Encoded:
         """Raises ArgumentNotPicklable, naming the argument."""
         put = self._store.put
         try:
-            return encode((args, kwargs), put if seen is None else lambda data: seen.put(data, put))
+            return encode((args, kwargs), put if seen is None else lambda data: seen.put(data, put), may_stay=may_stay)
         except Exception as error:
             which = self._unpicklable(args, kwargs)
             raise ArgumentNotPicklable(

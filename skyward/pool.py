@@ -32,6 +32,7 @@ from .cluster.direct import DirectEngine
 from .cluster.future import Future
 from .cluster.keeper import Keeper
 from .cluster.link import connect
+from .cluster.tasks import SendAgain
 from .config import pool_fields
 from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, PoolClosed, UsageError
@@ -353,8 +354,15 @@ class ComputePool:
         Raises:
             Whatever the function raised, as itself; NodeLost, SlotLost, TaskTimeout, TaskError.
         """
-        future: Future[T] = self._running()[1].on_one_node(pending, leads=True)
-        return value_of(future)
+        engine, dispatch = self._running()
+        future: Future[T]
+        try:
+            future = dispatch.on_one_node(pending, leads=True)
+            return value_of(future)
+        except SendAgain as again:  # its arrays could not be read where they are
+            engine.can_pull = engine.can_pull and not again.was_refused
+            future = dispatch.on_one_node(pending)
+            return value_of(future)
 
     def submit(self, pending: PendingCompute[T]) -> Future[T]:
         """Run the call on one node; a future of its value: `pending > pool`."""

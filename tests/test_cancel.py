@@ -184,16 +184,22 @@ def test_cancelling_the_await_stops_the_call(pool: sky.ComputePool, tmp_path: Pa
 
 
 def test_an_await_that_takes_too_long_stops_the_call(pool: sky.ComputePool, tmp_path: Path) -> None:
-    notes = tmp_path / "notes"
+    both = tmp_path / "first", tmp_path / "second"
 
     async def main() -> None:
-        async with asyncio.timeout(0.5):
-            await pool.run_async(wait_for_ever(notes) & wait_for_ever(tmp_path / "second"))
+        async with asyncio.timeout(None) as limit:
+            asyncio.get_running_loop().create_task(time_is_up(limit))
+            await pool.run_async(wait_for_ever(both[0]) & wait_for_ever(both[1]))
+
+    async def time_is_up(limit: asyncio.Timeout) -> None:
+        while not all(lines_of(notes) for notes in both):  # noqa: ASYNC110  # other processes write them
+            await asyncio.sleep(0.005)
+        limit.reschedule(asyncio.get_running_loop().time())
 
     with pytest.raises(TimeoutError):
         asyncio.run(main())
-    until(lambda: "finally" in lines_of(notes))
-    until(lambda: "finally" in lines_of(tmp_path / "second"))
+    for notes in both:
+        until(lambda notes=notes: "finally" in lines_of(notes))  # type: ignore[misc]
 
 
 def test_cancelling_a_groups_future_stops_all_its_calls(pool: sky.ComputePool, tmp_path: Path) -> None:

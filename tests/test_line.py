@@ -165,14 +165,16 @@ def test_a_slot_that_dies_between_two_calls_costs_no_call(pool: ComputePool) -> 
 def test_another_call_runs_beside_the_one_on_the_line(pool: ComputePool, tmp_path: Path) -> None:
     """The first waits for what the second does: behind it, it would wait for ever."""
     until(lambda: has_line(pool))
+    on_the_line = 0
     with ThreadPoolExecutor(1) as callers:
         for number in range(20):
             path = str(tmp_path / str(number))
             first = callers.submit(pool.run, wait_for(path))
             until(Path(path + ".begun").exists)
-            assert on_line(pool)
+            on_the_line += bool(on_line(pool))
             put(path, "done") >> pool
             assert first.result() == "done"
+    assert on_the_line  # not always: the first may find a line whose slot has just died
 
 
 def test_a_call_on_the_line_may_run_out_of_time(pool: ComputePool, tmp_path: Path) -> None:

@@ -22,22 +22,34 @@ _HEAD = b"\x1e\x02"
 class OutputReader:
     """One pipe of one process. `current` gives the task that the shared page names."""
 
-    def __init__(self, fd: int, token: bytes, current: Callable[[], int], drained: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        token: bytes,
+        current: Callable[[], int],
+        drained: Callable[[int], None],
+        reading: Callable[[bool], None] = lambda is_reading: None,
+    ) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
         self._start = _HEAD + token
         self._marker_size = len(self._start) + 8
         self._current = current
         self._drained = drained
+        self._reading = reading
         self._held = b""
         self.is_closed = False
 
     def read(self) -> Iterator[tuple[int, bytes]]:
         """(task, text) of all that is in the pipe; task 0: written while no task ran. Never waits."""
-        for task, text in self._pieces():
-            # Markers do not count: one task's marker must not look like output of the next.
-            self._drained(len(text))
-            yield task, text
+        self._reading(True)
+        try:
+            for task, text in self._pieces():
+                # Markers do not count: one task's marker must not look like output of the next.
+                self._drained(len(text))
+                yield task, text
+        finally:
+            self._reading(False)
 
     def _pieces(self) -> Iterator[tuple[int, bytes]]:
         while True:

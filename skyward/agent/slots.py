@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import InternalError
-from ..slot.worker import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, SlotConfig, map_page
+from ..slot.worker import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, READING, SlotConfig, map_page
 from ..topology import Rank
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame
@@ -144,6 +144,9 @@ def make_slot(
     def drained(count: int) -> None:
         page[DRAINED] += count
 
+    def reading(is_reading: bool) -> None:
+        page[READING] = is_reading
+
     def current() -> int:
         return int(page[CURRENT]) if executor == "process" else 0
 
@@ -169,7 +172,7 @@ def make_slot(
         config=config,
         channel=Channel(ours),
         page=page,
-        outputs=tuple(OutputReader(fd, token, current, drained) for fd in reads),
+        outputs=tuple(OutputReader(fd, token, current, drained, reading) for fd in reads),
         child_fds=child_fds,
         page_fd=os.dup(page_fd) if rank is not None else -1,
         line=line,

@@ -29,6 +29,7 @@ from ..errors import InternalError, PoolClosed, TaskTimeout
 from ..machine import LogSink, Machine, Machines
 from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
 from ..topology import AcceleratorInfo
+from ..wire import pull
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame, Kind
 from ..wire.payloads import Encoded
@@ -39,7 +40,7 @@ from .gang import Gang, RankTask
 from .gangs import Gangs
 from .link import LEAD_S, Line, NodeLink, Readable, connect
 from .logs import LogRouter
-from .tasks import Loss, StreamTask, Task, TaskFailure, loss_error
+from .tasks import Loss, PulledTask, StreamTask, Task, TaskFailure, loss_error
 from .watcher import Watcher
 
 __all__ = ["DirectEngine"]
@@ -70,6 +71,8 @@ class DirectEngine:
         self._abandoned: deque[int] = deque()
         self._numbers = itertools.count(1)
         self._dirty: set[Readable] = set()
+        self.can_pull = pull.is_possible()
+        """Whether slots can read this process's memory, as far as is known."""
         self._leading: Task | None = None
         """Being submitted by a caller that will wait for it, while nothing else is open."""
         self._watcher = Watcher()
@@ -359,6 +362,11 @@ class DirectEngine:
     def _send(self, task: Task, node: int) -> None:
         link = self._links[node]
         if not (task is self._leading and self._send_on_line(link, task)):
+            if isinstance(task, PulledTask):  # another task came first; this one's caller sends it as blobs
+                self._forget(task)
+                self._after.append(task.send_again)
+                self._perform(self._scheduler.finished(task.id))
+                return
             link.send_task(task)
             self._dirty.add(link)
         task.attempt += 1
@@ -504,6 +512,13 @@ class DirectEngine:
             interrupts.let_go()
 
     # Leading --------------------------------------------------------------------------------------------------------
+
+    @property
+    def may_pull(self) -> bool:
+        """Whether a call that its caller waits for will probably go on a line whose slot can read our memory."""
+        if not self.can_pull or self._tasks or self._gangs or not self._watcher.can_lead:
+            return False
+        return all(link.line is not None for link in tuple(self._links.values()))
 
     def submit_leading(self, task: Task, future: Future[Any]) -> None:
         """`submit`, and wait a moment for the outcome in this thread.

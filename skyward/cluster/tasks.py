@@ -15,6 +15,7 @@ from ..wire.blobs import Blob
 from ..wire.failures import Failure, decode_failure
 from ..wire.layout import Parsed
 from ..wire.payloads import Encoded, decode
+from ..wire.pull import PullRefused
 from ..wire.tasks import TaskHead
 from .future import Future, Undecoded, refuse_to_wait
 
@@ -22,7 +23,9 @@ __all__ = [
     "CallTask",
     "Loss",
     "Received",
+    "PulledTask",
     "ResultStream",
+    "SendAgain",
     "StreamTask",
     "Task",
     "TaskFailure",
@@ -161,6 +164,36 @@ class CallTask(Task):
 
     def on_failed(self, error: BaseException) -> None:
         self.future.settle_error(error)
+
+
+class SendAgain(Exception):
+    """The call has not begun and must be made anew, with its buffers as blobs. Never seen by users."""
+
+    def __init__(self, *, was_refused: bool) -> None:
+        super().__init__()
+        self.was_refused = was_refused
+
+
+@dataclass(eq=False, kw_only=True)
+class PulledTask(CallTask):
+    """A call whose buffers stay in the caller's memory while it waits. It can be sent once, and by the line only."""
+
+    handles_loss = True
+
+    def send_again(self, *, was_refused: bool = False) -> None:
+        self.future.settle_error(SendAgain(was_refused=was_refused))
+
+    def on_error(self, failed: TaskFailure) -> None:
+        if failed.failure.type_name.rpartition(".")[2] == PullRefused.__name__:
+            self.send_again(was_refused=True)
+        else:
+            super().on_error(failed)
+
+    def on_lost(self, loss: Loss) -> None:
+        if loss.started is False:
+            self.send_again()
+        else:
+            self.on_failed(loss_error(loss, self.name, self.tail))
 
 
 class ResultStream(Generic[T]):

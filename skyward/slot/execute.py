@@ -18,6 +18,7 @@ from ..wire.blobs import Blob
 from ..wire.failures import encode_failure, stamp_as
 from ..wire.frames import Frame, Kind
 from ..wire.payloads import Encoded, decode, encode, parse
+from ..wire.pull import PullRefused
 from ..wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, unpack_task
 from .functions import Functions, explain_load_error
 from .link import Replies
@@ -125,6 +126,8 @@ class TaskRun:
             parsed = parse(self.frame.body, TASK_HEAD.size)
             try:
                 payload = decode(parsed, self.blobs)
+            except PullRefused:
+                raise
             except Exception as error:
                 raise explain_load_error(error, "an argument") from error
             return function, payload

@@ -62,10 +62,11 @@ class _Muter:
 class ProcessStreams:
     """Streams of a slot that runs one call at a time. `page` is the slot's shared page (see worker)."""
 
-    def __init__(self, token: bytes, page: Any, drained: int) -> None:
+    def __init__(self, token: bytes, page: Any, drained: int, reading: int) -> None:
         self._token = token
         self._page = page
         self._drained_at = drained
+        self._reading_at = reading
         self._drained = 0
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -78,7 +79,9 @@ class ProcessStreams:
     def end(self, task: int) -> int:
         """Everything written until here is the task's. Gives the flags of its last frame."""
         _flush()
-        if self._page[self._drained_at] == self._drained and not _unread(1) and not _unread(2):
+        # In this order: the agent says that it reads before it does, and that it has read before it stops saying so.
+        page = self._page
+        if not (_unread(1) or _unread(2) or page[self._reading_at]) and page[self._drained_at] == self._drained:
             return QUIET
         end = marker(self._token, task)
         for fd in (1, 2):

@@ -8,7 +8,7 @@ The shared page is an array of u64 in memory that the agent maps too, one group 
 
     CURRENT  the task that runs, 0: none      INDEX    offset of the call of a chunk that was begun last
     CANCEL   the task to be interrupted       DRAINED  bytes of output that the agent has read (written by the agent)
-    ENDED    how many tasks have ended
+    ENDED    how many tasks have ended        READING  1 while the agent reads output, which DRAINED does not count yet
 
 When the process dies, the agent reads there exactly what had begun.
 """
@@ -43,10 +43,10 @@ from .runtime import Call, enter_call
 from .stacks import offer_stacks
 from .stdio import ProcessStreams, ThreadStreams, forbid_terminal
 
-__all__ = ["CANCEL", "CURRENT", "DRAINED", "ENDED", "INDEX", "PAGE_GROUP", "SlotConfig", "map_page", "serve"]
+__all__ = ["CANCEL", "CURRENT", "DRAINED", "ENDED", "INDEX", "PAGE_GROUP", "READING", "SlotConfig", "map_page", "serve"]
 
-CURRENT, INDEX, CANCEL, DRAINED, ENDED = range(5)
-PAGE_GROUP = 5
+CURRENT, INDEX, CANCEL, DRAINED, ENDED, READING = range(6)
+PAGE_GROUP = 6
 """Numbers of each lane in the shared page."""
 
 
@@ -377,7 +377,7 @@ class _DirectInbox:
 
 
 def _serve_process(slot: _Slot, page: memoryview, line: Line | None) -> None:
-    streams = ProcessStreams(slot.config.token, page, DRAINED)
+    streams = ProcessStreams(slot.config.token, page, DRAINED, READING)
     guard = _Guard(page, 0, interrupts=True)
     inbox = _DirectInbox(slot)
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-__all__ = ["HEAD", "PICKLE_IS_BLOB", "REFERENCE", "Parsed", "parse", "references"]
+__all__ = ["HEAD", "IN_MEMORY", "PICKLE_IS_BLOB", "REFERENCE", "Parsed", "parse", "references"]
 
 HEAD = struct.Struct("<BHQ")
 REFERENCE = struct.Struct("<16sQ")
 PICKLE_IS_BLOB = 0x01
 """Flag: the last blob is the pickle itself, which was too large for a frame."""
+
+IN_MEMORY = 0x02
+"""Flag: the buffers are in the sender's memory, and the digests say where (see `pull`)."""
 
 
 class Parsed(NamedTuple):
@@ -25,6 +28,7 @@ class Parsed(NamedTuple):
     references: tuple[tuple[bytes, int], ...]
     pickle: memoryview
     pickle_is_blob: bool
+    is_in_memory: bool = False
 
 
 def references(body: bytes, start: int = 0) -> tuple[tuple[bytes, int], ...]:
@@ -42,4 +46,4 @@ def parse(body: bytes, start: int = 0) -> Parsed:
         return Parsed(elapsed_ns, (), memoryview(body)[start + HEAD.size :], False)
     names = references(body, start)
     at = start + HEAD.size + count * REFERENCE.size
-    return Parsed(elapsed_ns, names, memoryview(body)[at:], bool(flags & PICKLE_IS_BLOB))
+    return Parsed(elapsed_ns, names, memoryview(body)[at:], bool(flags & PICKLE_IS_BLOB), bool(flags & IN_MEMORY))

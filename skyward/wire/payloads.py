@@ -20,7 +20,8 @@ import cloudpickle
 
 from .blobs import Blob
 from .frames import INLINE_LIMIT
-from .layout import HEAD, PICKLE_IS_BLOB, REFERENCE, Parsed, parse
+from .layout import HEAD, IN_MEMORY, PICKLE_IS_BLOB, REFERENCE, Parsed, parse
+from .pull import place_of, pull
 
 __all__ = ["Encoded", "Parsed", "PutBlob", "decode", "encode", "parse"]
 
@@ -31,6 +32,8 @@ _ATOMS = frozenset({int, float, bool, str, type(None), complex})
 _NUMBERS = _ATOMS - {str}
 _PLAIN_DEPTH = 3
 _PLAIN_LENGTH = 1000
+_STAY_LIMIT = 32 * 1024
+"""Bytes of the pickle itself, where its buffers stay in memory."""
 
 
 class Encoded(NamedTuple):
@@ -38,6 +41,8 @@ class Encoded(NamedTuple):
 
     body: bytes
     blobs: tuple[Blob, ...] = ()
+    stays: tuple[memoryview, ...] = ()
+    """Buffers that are in neither: the receiver reads them in this process's memory, while the sender waits."""
 
     def with_elapsed(self, elapsed_ns: int) -> bytes:
         return self.body[:3] + elapsed_ns.to_bytes(8, "little") + self.body[11:]
@@ -46,8 +51,11 @@ class Encoded(NamedTuple):
 _NOTHING = HEAD.pack(0, 0, 0)
 
 
-def encode(value: Any, put: PutBlob) -> Encoded:
-    """Pickle `value`. Raises whatever its pickling raises (TypeError, PicklingError, AttributeError, ...)."""
+def encode(value: Any, put: PutBlob, *, may_stay: bool = False) -> Encoded:
+    """Pickle `value`. Raises whatever its pickling raises (TypeError, PicklingError, AttributeError, ...).
+
+    `may_stay`: large buffers need not become blobs; the receiver can read them here.
+    """
     if _are_plain_arguments(value) or _is_plain(value, _PLAIN_DEPTH):
         data = pickle.dumps(value, protocol=5)
         if len(data) <= INLINE_LIMIT:
@@ -59,6 +67,9 @@ def encode(value: Any, put: PutBlob) -> Encoded:
     data = sink.getvalue()
     if not large and len(data) <= INLINE_LIMIT:
         return Encoded(_NOTHING + data)
+    if may_stay and large and len(data) <= _STAY_LIMIT:
+        names = b"".join(REFERENCE.pack(place_of(view), view.nbytes) for view in large)
+        return Encoded(HEAD.pack(IN_MEMORY, len(large), 0) + names + data, stays=tuple(large))
     return _with_blobs(data, large, put)
 
 
@@ -197,9 +208,14 @@ def _untyped_storage(buffer: Any) -> Any:
 
 
 def decode(parsed: Parsed, blobs: Iterable[Blob]) -> Any:
-    """Unpickle over fresh private mappings of `blobs` (in the order of `parsed.references`)."""
+    """Unpickle over fresh private mappings of `blobs` (in the order of `parsed.references`).
+
+    Raises PullRefused: what is in the sender's memory cannot be read; and whatever the unpickling raises.
+    """
     if not parsed.references:
         return pickle.loads(parsed.pickle)
+    if parsed.is_in_memory:
+        return pickle.loads(parsed.pickle, buffers=[pull(place, size) for place, size in parsed.references])
     buffers: list[Any] = [blob.map() for blob in blobs]
     data: Any = buffers.pop() if parsed.pickle_is_blob else parsed.pickle
     return pickle.loads(data, buffers=[pickle.PickleBuffer(b) for b in buffers])
