@@ -30,7 +30,7 @@ FLUSH_NS = 5_000_000
 the results of the last few milliseconds at most."""
 TINY_NS = 20_000
 """Nanoseconds. Calls that take less are run in blocks: looking at the clock after each would cost more than they do."""
-BLOCK = 16
+BLOCK = 32
 """Calls of a block at most. The death of a slot in a block counts all its calls as begun."""
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -185,7 +185,7 @@ class TaskRun:
     def _encode_results(self, start: int, results: list[Any], return_exceptions: bool) -> Encoded:
         """One result that cannot be pickled fails its own call and no other."""
         try:
-            return self._encode((start, _portable(results)))
+            return self._encode((start, _portable(results) if return_exceptions else results))
         except ResultNotPicklable:
             for offset, result in enumerate(results):
                 try:

@@ -105,9 +105,9 @@ def _is_plain(value: Any, depth: int) -> bool:
     if depth == 0:
         return False
     if kind is tuple or kind is list:
-        if len(value) > _PLAIN_LENGTH:  # looking at each costs more than our pickler does
-            return False
-        return _ATOMS.issuperset(map(type, value)) or (depth > 1 and all(_is_plain(v, depth - 1) for v in value))
+        if _ATOMS.issuperset(set(map(type, value))):  # a set of them first: the quickest look at a long list
+            return True
+        return depth > 1 and len(value) <= _PLAIN_LENGTH and all(_is_plain(v, depth - 1) for v in value)
     if kind is dict:
         return len(value) <= _PLAIN_LENGTH and _is_plain(list(value), 1) and _is_plain(list(value.values()), depth - 1)
     return False
@@ -152,10 +152,10 @@ def _with_large_bytes(value: Any, depth: int = 3) -> Any:
     kind = type(value)
     if kind in (bytes, bytearray):
         return _LargeBytes(value) if len(value) >= INLINE_LIMIT else value
-    if depth and kind in (tuple, list) and any(type(v) in _BYTES_HOLDERS for v in value):
+    if depth and kind in (tuple, list) and not _BYTES_HOLDERS.isdisjoint(set(map(type, value))):
         items = [_with_large_bytes(v, depth - 1) for v in value]
         return kind(items) if any(a is not b for a, b in zip(items, value, strict=True)) else value
-    if depth and kind is dict and any(type(v) in _BYTES_HOLDERS for v in value.values()):
+    if depth and kind is dict and not _BYTES_HOLDERS.isdisjoint(set(map(type, value.values()))):
         marked = {k: _with_large_bytes(v, depth - 1) for k, v in value.items()}
         return marked if any(marked[k] is not v for k, v in value.items()) else value
     return value
