@@ -23,6 +23,7 @@ __all__ = ["RankWatch"]
 
 _MAX_PERIOD_S = 1.0
 """Seconds between two looks at a rank."""
+_PAUSE_S = 1.0
 _POLL_S = 0.02
 _ANSWER_LIMIT_S = 2.0
 """Seconds that a stack may take: a stopped process (SIGSTOP, a disk that does not answer) writes none."""
@@ -41,6 +42,7 @@ class _Watched:
     since: float = 0.0
     """When that was first seen."""
     told_at: float = 0.0
+    looked_at: float = 0.0
 
 
 class RankWatch:
@@ -58,9 +60,13 @@ class RankWatch:
     def _look(self, watched: _Watched) -> None:
         if watched.slot.is_dead:
             return
-        self._loop.call_later(min(_MAX_PERIOD_S, watched.after_s / 4), lambda: self._look(watched))
+        period_s = min(_MAX_PERIOD_S, watched.after_s / 4)
+        self._loop.call_later(period_s, lambda: self._look(watched))
         runs, now = _times_run(watched.slot.pid), time.monotonic()
-        if runs is None or runs != watched.runs:
+        # Late by so much, we did not run ourselves, nor did the ranks: a paused machine, a frozen cgroup.
+        was_paused = now - watched.looked_at > period_s + _PAUSE_S
+        watched.looked_at = now
+        if runs is None or runs != watched.runs or was_paused:
             watched.runs, watched.since, watched.told_at = runs or -1, now, now
         elif now - watched.told_at >= watched.after_s:
             watched.told_at = now

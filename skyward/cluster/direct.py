@@ -432,6 +432,9 @@ class DirectEngine:
         task = self._tasks.get(task_id)
         if task is None or task.is_cancelled or task.attempt != attempt:
             return
+        if isinstance(task, RankTask):
+            self._gangs.time_out(task)
+            return
         self.cancel(task.id)
         error = TaskTimeout(
             f"{task.name!r} ran longer than its timeout_s={task.timeout_s:g} and was stopped",

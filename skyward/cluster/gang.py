@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ..calls import CallOptions
-from ..errors import GangHung, RendezvousFailed
+from ..errors import GangHung, RendezvousFailed, TaskTimeout
 from ..launch import Launch
 from ..topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
 from .future import Future
-from .hangs import Hang
+from .hangs import Hang, Late
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 
 __all__ = ["Gang", "RankTask", "class_name", "make_ranks"]
@@ -71,6 +71,8 @@ class Gang:
     port_retries: int = 1
     hang: Hang | None = None
     """What was found of a hang in this start."""
+    late: Late | None = None
+    """Set when the time of this start is up."""
     past: list[str] = field(default_factory=list)
     """Of each start that failed before this one: why, in a line."""
 
@@ -97,7 +99,7 @@ class Gang:
         rank, came = self.cause()
         error = _exception(came)
         others = sorted(((r, e) for _, r, e in self.failures if r != rank), key=lambda other: other[0])
-        if isinstance(error, GangHung):
+        if isinstance(error, GangHung | TaskTimeout):
             error.add_note("All ranks were stopped.")
         elif self.launch.is_gang and len(self.tasks) > 1:
             error.add_note(f"Rank {rank} of {len(self.tasks)} failed first; the other ranks were stopped.")
@@ -137,6 +139,7 @@ class Gang:
         self.past.append(f"rank {rank}: {_ADVICE.split(_one_line(came))[0]}")
         self.tasks, self.open, self.values = {}, set(), {}
         self.failures, self.is_stopping, self.port, self.placed, self.hang = [], False, 0, (), None
+        self.late = None
 
 
 def _exception(came: BaseException | TaskFailure) -> BaseException:

@@ -17,7 +17,7 @@ from ..wire.frames import Frame, Kind
 from ..wire.tasks import RankOrder
 from .future import Undecoded
 from .gang import Gang, RankTask, make_ranks
-from .hangs import REPORT_AFTER_S, Hang, read_stack
+from .hangs import REPORT_AFTER_S, Hang, Late, read_stack
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -144,10 +144,14 @@ class Gangs:
                 self._engine._at(_SETTLE_S, self._stop_failed, gang.id, task.id)
 
     def _stop_failed(self, gang_id: int, failed: int) -> None:
-        # By now the gang may have ended, or been started again.
-        gang = self._gangs.get(gang_id)
-        if gang is not None and any(task.id == failed for task in gang.tasks.values()):
+        gang = self._of_start(gang_id, failed)
+        if gang is not None:
             self._stop_ranks(gang, _GRACE_S)
+
+    def _of_start(self, gang_id: int, task_id: int) -> Gang | None:
+        """The gang, if the task is a rank of its present start."""
+        gang = self._gangs.get(gang_id)
+        return gang if gang is not None and any(task.id == task_id for task in gang.tasks.values()) else None
 
     def _stop_ranks(self, gang: Gang, grace_s: float) -> None:
         gang.is_stopping = True
@@ -204,26 +208,48 @@ class Gangs:
         gang, said = task.gang, json.loads(frame.body)
         stack = read_stack(task.rank, task.node, said["stack"], said["state"])
         if not frame.lane:
-            if gang.hang is not None and gang.hang.asked:
-                gang.hang.add(stack)
-                if not gang.hang.asked:
-                    self._judge_hang(gang.id, task.id)
+            for asking, judge in ((gang.hang, self._judge_hang), (gang.late, self._judge_late)):
+                if asking is not None:
+                    asking.add(stack)
+                    if not asking.asked:
+                        judge(gang.id, task.id)
         elif gang.hang is None and stack.waits_in:
-            # To write the stacks of all threads may hurt a process that is well: only those that end next do.
-            of_all_threads = int(gang.options.hang_timeout_s is not None)
-            asked = {rank: other for rank, other in gang.tasks.items() if other.id in gang.open}
-            ended = tuple(sorted(gang.tasks.keys() - asked.keys()))
-            gang.hang = Hang(first=stack, waited_s=said["stopped_s"], asked=set(asked), ended=ended)
-            for other in asked.values():
-                self._engine._tell(other.node, Kind.TAKE_STACK, other.id, lane=of_all_threads)
+            asked = self._ask(gang, will_end=gang.options.hang_timeout_s is not None)
+            ended = tuple(sorted(gang.tasks.keys() - asked))
+            gang.hang = Hang(first=stack, waited_s=said["stopped_s"], asked=asked, ended=ended)
             self._engine._at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
 
-    def _judge_hang(self, gang_id: int, first: int) -> None:
-        """All stacks are here, or will not come."""
-        gang = self._gangs.get(gang_id)
-        if gang is None or gang.hang is None or gang.is_stopping or first not in gang.open or gang.hang.is_judged:
+    def _ask(self, gang: Gang, *, will_end: bool) -> set[int]:
+        """The ranks that were asked for their stacks: those that have not ended."""
+        asked = set()
+        for rank, task in gang.tasks.items():
+            if task.id in gang.open:
+                # To write the stacks of all threads may hurt a process that is well: only those that end next do.
+                self._engine._tell(task.node, Kind.TAKE_STACK, task.id, lane=int(will_end))
+                asked.add(rank)
+        return asked
+
+    def time_out(self, task: RankTask) -> None:
+        """The time of the rank is up, and with it the gang's, as soon as all have said where they stand."""
+        gang = task.gang
+        if gang.late is None and not gang.is_stopping and task.rank is not None:
+            gang.late = Late(rank=task.rank, asked=self._ask(gang, will_end=True))
+            self._engine._at(_STACKS_LIMIT_S, self._judge_late, gang.id, task.id)
+
+    def _judge_late(self, gang_id: int, task_id: int) -> None:
+        gang = self._of_start(gang_id, task_id)
+        if gang is None or gang.late is None or gang.is_stopping:
             return
-        if not gang.hang.is_real():
+        error = gang.late.error(gang.name, gang.options.timeout_s or 0.0)
+        gang.failures.append((0.0, gang.late.rank, error))
+        self._stop_ranks(gang, self._engine._grace_s)
+
+    def _judge_hang(self, gang_id: int, task_id: int) -> None:
+        """All stacks are here, or will not come."""
+        gang = self._of_start(gang_id, task_id)
+        if gang is None or gang.hang is None or gang.is_stopping or gang.hang.is_judged:
+            return
+        if gang.tasks[gang.hang.first.rank].id not in gang.open or not gang.hang.is_real():
             gang.hang = None
             return
         gang.hang.is_judged = True

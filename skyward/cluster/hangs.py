@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..errors import GangHung
+from ..errors import GangHung, TaskTimeout
 
-__all__ = ["REPORT_AFTER_S", "Hang", "RankStack", "read_stack"]
+__all__ = ["REPORT_AFTER_S", "Hang", "Late", "RankStack", "Stacks", "read_stack"]
 
 REPORT_AFTER_S = 300.0
 """Seconds after which the stacks of a gang that does not move are logged where no `hang_timeout_s` ends it."""
@@ -116,22 +116,29 @@ def _without_ours(frames: list[_Frame]) -> Iterable[_Frame]:
     return frames[:end]
 
 
-@dataclass(eq=False)
-class Hang:
-    """One rank of a gang has waited in one collective for `waited_s`; the others are asked where they stand."""
+@dataclass(eq=False, kw_only=True)
+class Stacks:
+    """The ranks of a gang that have not ended are asked where they stand."""
 
-    first: RankStack
-    waited_s: float
     asked: set[int]
     """Ranks that have not answered."""
-    ended: tuple[int, ...] = ()
-    """Ranks whose function has returned."""
     stacks: dict[int, RankStack] = field(default_factory=dict)
     is_judged: bool = False
 
     def add(self, stack: RankStack) -> None:
-        self.stacks[stack.rank] = stack
-        self.asked.discard(stack.rank)
+        if stack.rank in self.asked:
+            self.stacks[stack.rank] = stack
+            self.asked.discard(stack.rank)
+
+
+@dataclass(eq=False, kw_only=True)
+class Hang(Stacks):
+    """One rank has waited in one collective for `waited_s`."""
+
+    first: RankStack
+    waited_s: float
+    ended: tuple[int, ...] = ()
+    """Ranks whose function has returned."""
 
     def is_real(self) -> bool:
         """False: the rank went on while the others were asked."""
@@ -155,6 +162,22 @@ class Hang:
         )
         for rank in (*elsewhere, *waiting):
             error.add_note(error.stacks[rank])
+        return error
+
+
+@dataclass(eq=False, kw_only=True)
+class Late(Stacks):
+    """The time of the call is up."""
+
+    rank: int
+    """The one whose time was up first."""
+
+    def error(self, name: str, timeout_s: float) -> TaskTimeout:
+        error = TaskTimeout(
+            f"{name!r} ran longer than its timeout_s={timeout_s:g} and was stopped", task=name, timeout_s=timeout_s
+        )
+        for _, stack in sorted(self.stacks.items()):
+            error.add_note(stack.text())
         return error
 
 

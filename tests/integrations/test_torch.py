@@ -463,8 +463,11 @@ def stuck(folder: Path) -> Callable[[], None]:
 def test_a_gang_that_is_stuck_ends_at_its_timeout(pool: ComputePool, tmp_path: Path) -> None:
     function = sky.compute(sky.integrations.torch(stuck(tmp_path)))
     begin = time.monotonic()
-    with pytest.raises(TaskTimeout, match="timeout_s=1"):
+    with pytest.raises(TaskTimeout, match="timeout_s=1") as raised:
         function().with_options(timeout_s=1) @ pool
+    notes = "\n".join(raised.value.__notes__)
+    assert "Rank 0 (node 0) waits in all_reduce" in notes
+    assert "Rank 1 (node 1) is in no collective" in notes
     assert time.monotonic() - begin < 10
     until(lambda: not any(os.path.exists(f"/proc/{path.name}") for path in tmp_path.iterdir()))
 
