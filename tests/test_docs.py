@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from skyward.cli.integrations import describe, markdown
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PAGES += sorted((ROOT / "docs").glob("*.md")) + sorted((ROOT / "guides").glob("*.md"))
@@ -70,3 +72,8 @@ def test_files_of_the_project_that_are_named_exist(page: Path) -> None:
 def test_readme_names_the_two_commands_first() -> None:
     commands = re.findall(r"^\$ (make [a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert commands[:2] == ["make demo", "make test"]
+
+
+def test_the_page_on_integrations_says_what_their_classes_say() -> None:
+    """`skyward integrations --markdown > docs/integrations.md` writes it."""
+    assert (ROOT / "docs" / "integrations.md").read_text() == markdown(describe())

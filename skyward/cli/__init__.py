@@ -1,7 +1,8 @@
 """The `skyward` command: thin, every subcommand is a call that anyone can make from Python.
 
-    skyward doctor    skyward.cli.doctor.examine()
-    skyward gc        skyward.providers.local.collect_garbage()
+    skyward doctor          skyward.cli.doctor.examine()
+    skyward gc              skyward.providers.local.collect_garbage()
+    skyward integrations    skyward.cli.integrations.describe()
 
 A subcommand is a module of this package with `add_to(subcommands)`; `COMMANDS` names it. What a subcommand needs is
 imported when it runs, so `skyward --help` answers at once.
@@ -14,11 +15,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from .. import _version, errors
-from . import doctor, garbage
+from . import doctor, garbage, integrations
 
 __all__ = ["main"]
 
-COMMANDS = (doctor, garbage)
+COMMANDS = (doctor, garbage, integrations)
 
 DESCRIPTION = """\
 Decorate a Python function, choose where it runs at the call site, get its value back.

@@ -44,7 +44,7 @@ def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
     assert "fly" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["doctor", "gc"])
+@pytest.mark.parametrize("command", ["doctor", "gc", "integrations"])
 def test_each_command_says_how_to_do_it_from_python(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])

@@ -1,0 +1,200 @@
+"""`skyward integrations`: what there is for each framework, read from the integrations themselves."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ..integrations.base import IntegrationBase
+
+__all__ = ["Description", "add_to", "describe"]
+
+HELP = "the frameworks there is support for, and what each sets up"
+
+DESCRIPTION = """\
+Lists the integrations with the framework that each needs and whether it is installed here; with NAME, everything
+about that one: its options, what its ranks find in their environment, what a node must have.
+"""
+
+EPILOG = "from Python: skyward.cli.integrations.describe()"
+
+_LINE = 80
+
+PAGE_HEAD = """\
+# Integrations
+
+Written by `skyward integrations --markdown` from the integrations' own classes; do not edit. How to use them, each with
+an example that runs, is in the [guides](../guides).
+
+A decorator stands below `@sky.compute` and makes the call a gang: new processes, the ranks, started together on all
+nodes (`@ pool`) or on one (`>> pool`). Variables that you have set yourself are yours where the framework leaves a
+choice.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Description:
+    """One integration. `variables`: names that a rank's environment has; empty for what is no decorator."""
+
+    name: str
+    extra: str
+    packages: tuple[str, ...]
+    signature: str
+    doc: str
+    variables: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        paragraph = self.doc.partition("\n\n")[0].replace("\n", " ")
+        return paragraph.partition("; use it bare")[0].partition(". ")[0].rstrip(".")
+
+    @property
+    def installed(self) -> str:
+        """The versions of what it needs that are installed here, or what is missing."""
+        return ", ".join(f"{package} {_version(package)}" for package in self.packages)
+
+
+def describe() -> list[Description]:
+    """All integrations, by name. Imports no framework."""
+    from .. import integrations
+
+    found = []
+    for name, where in sorted(integrations.REGISTRY.items(), key=lambda entry: entry[0].lower()):
+        extra = where.partition("[")[2].rstrip("]")
+        value = getattr(integrations, name)
+        integration = _integration_of(value) if name.islower() and not name.endswith("_backend") else None
+        found.append(
+            Description(
+                name=name,
+                extra=extra,
+                packages=integration.packages if integration else _packages_of_extra(extra),
+                signature=_signature(value),
+                doc=inspect.cleandoc(value.__doc__ or ""),
+                variables=tuple(_variables(integration)) if integration else (),
+            )
+        )
+    return found
+
+
+def _integration_of(decorator: Callable[..., Any]) -> IntegrationBase:
+    from ..integrations.base import integrations_of
+
+    return cast("IntegrationBase", integrations_of(decorator(lambda: None))[0])
+
+
+def _packages_of_extra(extra: str) -> tuple[str, ...]:
+    return {"sklearn": ("scikit-learn", "joblib")}.get(extra, (extra,))
+
+
+def _signature(value: Callable[..., Any]) -> str:
+    """Its options; the decorated function itself is not one."""
+    shown = []
+    for option in inspect.signature(value).parameters.values():
+        if option.kind is inspect.Parameter.POSITIONAL_ONLY:
+            continue
+        default = "" if option.default is inspect.Parameter.empty else f" = {option.default!r}"
+        shown.append(f"{option.name}: {option.annotation}{default}")
+    line = f"({', '.join(shown)})"
+    return line if len(line) <= _LINE else "(\n" + "".join(f"    {option},\n" for option in shown) + ")"
+
+
+def _variables(integration: IntegrationBase) -> list[str]:
+    """Names only, for the second rank of two nodes, in an environment that sets nothing itself."""
+    from ..topology import Peer, Rank
+
+    peers = tuple(Peer(node=node, private_ip=f"10.0.0.{node + 1}") for node in range(2))
+    rank = Rank(
+        rank=1,
+        world_size=2,
+        local_rank=0,
+        local_world_size=1,
+        node=1,
+        node_rank=1,
+        nodes=2,
+        head_addr=peers[0].private_ip,
+        head_port=20000,
+        local_addr=peers[1].private_ip,
+        peers=peers,
+        interface="eth0",
+    )
+    before = dict(os.environ)
+    os.environ.clear()
+    try:
+        return sorted(integration.environment(rank))
+    finally:
+        os.environ.update(before)
+
+
+def _version(package: str) -> str:
+    name = package.partition(">")[0].partition("=")[0].partition("[")[0].strip()
+    for candidate in (name, f"{name}-cpu"):  # tensorflow-cpu
+        try:
+            return metadata.version(candidate)
+        except metadata.PackageNotFoundError:
+            continue
+    return "(not installed)"
+
+
+# Showing ------------------------------------------------------------------------------------------------------------
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "integrations",
+        help=HELP,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, in full")
+    parser.add_argument("--markdown", action="store_true", help="the page docs/integrations.md")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    described = describe()
+    if arguments.markdown:
+        print(markdown(described), end="")
+        return 0
+    if arguments.name is None:
+        width = max(len(d.name) for d in described)
+        for one in described:
+            print(f"{one.name:<{width}}  {one.summary}")
+            print(f"{'':<{width}}  {one.installed}; pip install 'skyward[{one.extra}]'")
+        return 0
+    wanted = arguments.name.removeprefix("sky.integrations.").lower()
+    for one in described:
+        if one.name.lower() == wanted:
+            print(_in_full(one))
+            return 0
+    from ..errors import UsageError
+
+    raise UsageError(f"integrations: there is no {arguments.name!r}; there are {', '.join(d.name for d in described)}")
+
+
+def _in_full(one: Description) -> str:
+    variables = f"\n\nA rank's environment has {', '.join(one.variables)}." if one.variables else ""
+    return (
+        f"sky.integrations.{one.name}{one.signature}\n\n{one.doc}{variables}\n\n"
+        f"Here: {one.installed}. pip install 'skyward[{one.extra}]'"
+    )
+
+
+def markdown(described: list[Description]) -> str:
+    """The page docs/integrations.md: the same on every machine."""
+    rows = [f"| [`{d.name}`](#{d.name.lower()}) | {d.summary} | `{d.extra}` |" for d in described]
+    parts = [PAGE_HEAD, "\n".join(["| | | extra |", "|---|---|---|", *rows]) + "\n"]
+    for one in described:
+        parts.append(f"## {one.name}\n\n```text\nsky.integrations.{one.name}{one.signature}\n\n{one.doc}\n```\n")
+        if one.variables:
+            names = ", ".join(f"`{name}`" for name in one.variables)
+            parts.append(f"A rank's environment has {names}.\n")
+    return "\n".join(parts)
