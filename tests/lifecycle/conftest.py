@@ -246,11 +246,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture
 def inside(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    """For pools of this very process.
-
-    A process has one keeper for all its pools: the session's pools must not be open yet, so the tests of the folders
-    before this one open pools of their own.
-    """
+    """For pools of this very process. Its keeper is that of all its pools, and may have no mark."""
     monkeypatch.setenv(MARK, sandbox.mark)
     monkeypatch.setenv("TMPDIR", str(sandbox.folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
