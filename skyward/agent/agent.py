@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from ..errors import InternalError, RendezvousFailed
 from ..slot.link import read_blob_body
+from ..slot.page import CURRENT
 from ..slot.ports import PortLocks
-from ..slot.worker import CURRENT
 from ..slot.zygote import ForkOrder
 from ..topology import Rank
 from ..wire.blobs import Blob

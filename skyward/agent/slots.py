@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import InternalError
-from ..slot.worker import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, READING, SlotConfig, map_page
+from ..slot.page import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, READING, map_page
+from ..slot.slot import SlotConfig
 from ..topology import Rank
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame

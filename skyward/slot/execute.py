@@ -53,7 +53,7 @@ class Inbox(Protocol):
 
 
 class Guard(Protocol):
-    """Says when user code runs, so that a cancel may interrupt it and nothing else; see worker."""
+    """Says when user code runs, so that a cancel may interrupt it and nothing else; see `guards`."""
 
     def user_code(self) -> contextlib.AbstractContextManager[None]: ...
     def our_code(self) -> contextlib.AbstractContextManager[None]: ...

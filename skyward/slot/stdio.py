@@ -60,7 +60,7 @@ class _Muter:
 
 
 class ProcessStreams:
-    """Streams of a slot that runs one call at a time. `page` is the slot's shared page (see worker)."""
+    """Streams of a slot that runs one call at a time. `page` is the slot's shared page (see `page`)."""
 
     def __init__(self, token: bytes, page: Any, drained: int, reading: int) -> None:
         self._token = token

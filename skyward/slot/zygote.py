@@ -28,8 +28,9 @@ from typing import Any, NoReturn
 
 from ..launch import Launch
 from .functions import explain_load_error
+from .slot import SlotConfig
 from .threads import apply_thread_counts
-from .worker import SlotConfig, serve
+from .worker import serve
 
 __all__ = ["ForkOrder", "ZygoteConfig", "main", "send_order"]
 

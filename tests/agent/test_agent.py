@@ -18,7 +18,7 @@ from skyward.agent.session import Session
 from skyward.agent.slots import make_slot
 from skyward.agent.watchdog import Lease
 from skyward.slot.link import blob_body
-from skyward.slot.worker import SlotConfig
+from skyward.slot.slot import SlotConfig
 from skyward.slot.zygote import ForkOrder, _receive_order, send_order
 from skyward.topology import Rank
 from skyward.wire.blobs import Blob

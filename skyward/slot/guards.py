@@ -1,0 +1,166 @@
+"""When user code runs in a slot, and how a cancel interrupts it and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from typing import Any, Protocol
+
+from .execute import Cancelled
+from .page import CANCEL, CURRENT, ENDED, INDEX, PAGE_GROUP
+
+__all__ = ["LaneGuard", "SlotGuard"]
+
+
+class _Closable(Protocol):
+    """What a lane's task is told through."""
+
+    guard: LaneGuard | None
+    is_closed: bool
+
+
+class _Region:
+    """A `with` block in which user code runs (or, within one, does not). Cheaper than a generator: tasks are short."""
+
+    def __init__(self, guard: SlotGuard, *, inside: bool) -> None:
+        self._guard = guard
+        self._inside = inside
+
+    def __enter__(self) -> None:
+        self._guard.enter(self._inside)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # Leaving user code must not raise over its result; coming back into it may.
+        if self._inside or kind is not None:
+            self._guard.leave()
+        else:
+            self._guard.enter(True)
+
+
+class SlotGuard:
+    """Lets a cancel interrupt user code, and only user code, of the task it was meant for."""
+
+    def __init__(self, page: memoryview, lane: int, interrupts: bool) -> None:
+        self._page = page
+        self._base = lane * PAGE_GROUP
+        self._in_user_code = False
+        self._user_region = _Region(self, inside=True)
+        self._our_region = _Region(self, inside=False)
+        if interrupts:
+            signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def _on_interrupt(self, number: int, frame: Any) -> None:
+        if self._in_user_code and self.is_cancelled:
+            self._in_user_code = False  # once: what runs from here on is the unwinding
+            raise KeyboardInterrupt
+
+    @property
+    def is_cancelled(self) -> bool:
+        current = self._page[self._base + CURRENT]
+        return current != 0 and self._page[self._base + CANCEL] == current
+
+    def user_code(self) -> _Region:
+        return self._user_region
+
+    def our_code(self) -> _Region:
+        """Within user code: frames are read or sent."""
+        return self._our_region
+
+    def enter(self, is_user_code: bool) -> None:
+        self._in_user_code = is_user_code
+        if is_user_code and self.is_cancelled:
+            self._in_user_code = False
+            raise KeyboardInterrupt
+
+    def leave(self) -> None:
+        self._in_user_code = False
+
+    def begin(self, task: int) -> None:
+        self._page[self._base + INDEX] = 0
+        self._page[self._base + CURRENT] = task
+
+    def end(self) -> None:
+        self._page[self._base + CURRENT] = 0
+        self._page[self._base + ENDED] += 1
+
+    @property
+    def index_cell(self) -> tuple[memoryview, int]:
+        return self._page, self._base + INDEX
+
+
+class LaneGuard(SlotGuard):
+    """The guard of a lane of a thread slot: `cancel` raises in the lane's thread, while it runs that task's user code.
+
+    The exception may come up between two bytecodes of our own that lead out of user code, but not later: whoever
+    leaves takes back what has not come up. Made by the lane's thread.
+    """
+
+    def __init__(self, page: memoryview, lane: int) -> None:
+        super().__init__(page, lane, interrupts=False)
+        self._lock = threading.Lock()
+        self._thread = threading.get_ident()
+        self._inbox: _Closable | None = None
+        self._task = 0
+        self._is_wanted = False
+        self._is_raised = False
+
+    def begin_with(self, inbox: _Closable) -> None:
+        """The task to begin next is that of `inbox`; it may have been cancelled while it waited for a lane."""
+        self._inbox = inbox
+        inbox.guard = self
+
+    def cancel(self, task: int) -> None:
+        """Called by another thread."""
+        with self._lock:
+            if task == self._task and not self._is_raised:
+                self._is_wanted = True
+                if self._in_user_code:
+                    self._is_raised = True
+                    _set_exception(self._thread, Cancelled)
+
+    def was_told(self) -> None:
+        """The task has read that it is cancelled, and unwinds."""
+        with self._lock:
+            self._is_raised = True
+
+    def enter(self, is_user_code: bool) -> None:
+        with self._lock:
+            self._in_user_code = is_user_code
+            is_due = is_user_code and self._is_wanted and not self._is_raised
+            if is_due:
+                self._is_raised, self._in_user_code = True, False
+            elif not is_user_code:
+                self._take_back()
+        if is_due:
+            raise Cancelled
+
+    def leave(self) -> None:
+        with self._lock:
+            self._in_user_code = False
+            self._take_back()
+
+    def begin(self, task: int) -> None:
+        super().begin(task)
+        with self._lock:
+            self._task = task
+            self._is_wanted = self._inbox is not None and self._inbox.is_closed
+            self._is_raised = False
+
+    def end(self) -> None:
+        with self._lock:
+            self._in_user_code = False
+            self._task = 0
+            self._take_back()
+        self._inbox = None
+        super().end()
+
+    def _take_back(self) -> None:
+        if self._is_raised:
+            _set_exception(self._thread, None)
+
+
+def _set_exception(thread: int, kind: type[BaseException] | None) -> None:
+    """A thread cannot be killed, but Python code in it can be interrupted between two bytecodes. None: not any more."""
+    exception = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
