@@ -103,6 +103,7 @@ def main(fd: int) -> None:
 def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
     sys.path[:] = config.path
     sys.argv[:] = [""]  # as in an interactive session: ours would mislead a library that parses it
+    gc.disable()  # an import makes objects that stay: looking through them again and again is a fifth of torch's
     with _one_thread_each():
         for module in config.preload:
             if "=" in module:
@@ -111,6 +112,7 @@ def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
             # A module that fails to import fails again, in words, in the rank that needs it.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
+    gc.enable()
     gc.collect()
     gc.freeze()
     if config.is_for_ranks:
