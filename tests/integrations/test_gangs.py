@@ -167,6 +167,24 @@ def test_a_gang_that_is_slow_but_well_is_left_alone(pool: ComputePool) -> None:
     assert gang(train, hang_timeout_s=2)() @ pool == [16.0, 16.0]
 
 
+def test_without_a_limit_the_stacks_are_logged_once_and_the_gang_goes_on(
+    pool: ComputePool, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train() -> float:
+        total = torch.ones(1)
+        if dist.get_rank() == 1:
+            time.sleep(2.5)
+        dist.all_reduce(total)
+        return total.item()
+
+    monkeypatch.setattr("skyward.cluster.gangs.REPORT_AFTER_S", 0.5)
+    lines.clear()
+    assert gang(train)() @ pool == [2.0, 2.0]
+    assert lines.text.count("skyward: 'train' hangs: rank 1 (node 1) is in no collective") == 1
+    assert "skyward: It goes on waiting; hang_timeout_s= would stop it." in lines.text
+    assert {line.rank for line in lines} == {1}
+
+
 def test_ranks_that_sleep_are_not_taken_for_waiting(pool: ComputePool) -> None:
     def idle() -> int:
         time.sleep(2.5)
