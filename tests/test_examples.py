@@ -84,6 +84,14 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"2 nodes x 1 process \(@\)\n.*\n  rank 1 of 2: number 0 of 1 on node 1, met 2",
         r"2 nodes x \"auto\" \(@\)\n  rank 0 of \d+: number 0 of \d+ on node 0",
     ),
+    "12_keras_digits": (
+        r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n)+",
+        r"trained on 2 devices: test accuracy 0\.9[5-9]",
+    ),
+    "13_tensorflow": (
+        r"(?:\[node 0 rank 0\] epoch +\d+  loss \d\.\d+\n)+",
+        r"trained on 2 replicas: test accuracy 0\.9[4-9]",
+    ),
     "14_huggingface": (
         r"2 ranks, evaluated on \d+ windows of 64 characters",
         r"loss per character: 4\.\d\d(?: \d\.\d\d){3} 2\.\d\d\n",
@@ -115,7 +123,10 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
         "ignore:The 'val_dataloader' does not have many workers:UserWarning",
     ),
 }
-SLOW = {"07_grid_search": "210 fits, half of them without skyward"}
+SLOW = {
+    "07_grid_search": "210 fits, half of them without skyward",
+    "13_tensorflow": "four processes import TensorFlow; 12_keras_digits does so, too",
+}
 
 
 def examples() -> list[Any]:

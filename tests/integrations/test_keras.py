@@ -8,6 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -159,7 +160,7 @@ def test_a_module_that_imports_keras_at_its_top_has_the_backend(
         stub.config = SimpleNamespace(backend=lambda: "none")
         patch.setitem(sys.modules, "keras", stub)
         patch.setenv("KERAS_BACKEND", "the client's")
-        module = __import__(f"training_{backend}")
+        module = import_module(f"training_{backend}")
     library = "jaxlib" if backend == "jax" else backend
     assert module.chosen() @ pool == [((backend, backend), library)] * 2
 
@@ -276,7 +277,8 @@ def test_by_itself_each_rank_trains_its_own_model_on_its_shard(pool: ComputePool
     assert abs(ranks[0][2][0] - ranks[1][2][0]).max() > 1e-3
 
 
-@every_backend
+# On TensorFlow as in test_tensorflow.py, where the strategy is the user's.
+@pytest.mark.parametrize("backend", ["jax", "torch", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def test_together_ranks_train_what_one_process_trains(pool: ComputePool, backend: KerasBackend) -> None:
     x, y = digits()
 
@@ -318,6 +320,40 @@ def test_without_a_seed_ranks_that_train_together_begin_alike(pool: ComputePool,
     drawn = [first_weight() @ pool for _ in range(2)]
     assert all(first == second for first, second in drawn)
     assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_what_ranks_have_trained_together_is_saved_and_loaded_by_itself(
+    pool: ComputePool, tmp_path: Path, backend: KerasBackend
+) -> None:
+    paths = [str(tmp_path / f"{number}.keras") for number in range(2)]
+
+    @sky.compute
+    @sky.integrations.keras(backend=backend, seed=1, distribution="data_parallel")
+    def fit() -> Any:
+        import keras
+
+        x = np.linspace(-1, 1, 32, dtype="float32").reshape(16, 2)
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(*sky.shard(x, x.sum(1), drop_last=True), batch_size=4, verbose=0)
+        info = sky.instance_info()
+        assert info is not None
+        assert info.rank is not None
+        if sky.is_head or backend == "jax":
+            model.save(paths[info.rank])
+        return model.get_weights()
+
+    @sky.compute
+    @sky.integrations.keras(backend=backend)
+    def load() -> Any:
+        import keras
+
+        return keras.saving.load_model(paths[0]).get_weights()
+
+    first, _ = fit() @ pool
+    for trained, saved in zip(first, load() >> pool, strict=True):
+        assert (trained == saved).all()
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])

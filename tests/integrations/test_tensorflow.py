@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -27,7 +29,16 @@ from skyward.topology import Peer, Rank
 
 
 @pytest.fixture(scope="module")
-def tensorflow_pool() -> Iterator[ComputePool]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """On the path of the nodes."""
+    folder = tmp_path_factory.mktemp("modules")
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def tensorflow_pool(folder: Path) -> Iterator[ComputePool]:
     """One for the whole file: its nodes import tensorflow once."""
     behind_a_proxy = sky.Image(env={"http_proxy": "http://127.0.0.1:9"})  # nobody is there; gRPC would ask all the same
     with sky.ComputePool(sky.Local(), nodes=2, image=behind_a_proxy) as pool:
@@ -226,6 +237,24 @@ def test_keras_fits_on_two_nodes_what_one_process_fits(pool: ComputePool) -> Non
     np.testing.assert_allclose(losses, alone_losses, rtol=1e-4)
     for mine, other in zip(weights, alone_weights, strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-4)
+
+
+def test_a_strategy_may_be_made_at_the_top_of_a_module(
+    pool: ComputePool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "with_a_strategy.py").write_text(
+        "import skyward as sky\nimport tensorflow as tf\n"
+        "STRATEGY = tf.distribute.MultiWorkerMirroredStrategy()\n"
+        "@sky.compute\n@sky.integrations.tensorflow\n"
+        "def workers():\n    return float(STRATEGY.reduce('SUM', STRATEGY.run(lambda: tf.constant(1.0)), axis=None))\n"
+    )
+    # The client gets by without TensorFlow.
+    with monkeypatch.context() as patch:
+        stub: Any = ModuleType("tensorflow")
+        stub.distribute = SimpleNamespace(MultiWorkerMirroredStrategy=lambda: None)
+        patch.setitem(sys.modules, "tensorflow", stub)
+        module = import_module("with_a_strategy")
+    assert module.workers() @ pool == [2.0, 2.0]
 
 
 def test_ranks_are_forked_from_a_process_that_has_imported_tensorflow(pool: ComputePool) -> None:
