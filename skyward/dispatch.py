@@ -146,7 +146,11 @@ class Dispatch:
             "timeout_s": self._timeout_s(options),
             "may_move": not sources and not pending.fn.is_generator,
         }
-        future: Future[Any] = Future(lambda: engine.cancel(task_id), is_strict=is_strict)
+        future: Future[Any] = Future(
+            lambda: engine.cancel(task_id),
+            is_strict=is_strict,
+            lead=None if leads else lambda future: engine.lead(task_id, future),
+        )
         # Not of a stream: it must be garbage when its reader drops it.
         told = None if pending.fn.is_generator else future
         feeds = tuple(

@@ -227,3 +227,36 @@ def test_a_call_by_a_name_and_through_the_agent_is_the_same_function(pool: Compu
             counts.setdefault(pid, []).append(number)
     for numbers in counts.values():
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_futures_of_single_calls_use_the_line_too(pool: ComputePool) -> None:
+    for number in range(50):
+        assert (identity(number) > pool).result(timeout=None if number % 2 else 30) == number
+    assert len({(process() > pool).result() for _ in range(20)}) == 1
+
+
+def test_a_future_on_the_line_is_done_without_anybody_who_waits(pool: ComputePool) -> None:
+    for number in range(20):
+        future = identity(number) > pool
+        until(future.done)
+        assert future.result() == number
+
+
+def test_several_threads_wait_for_one_future_on_the_line(pool: ComputePool, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as waiters:
+        for number in range(20):
+            path = str(tmp_path / str(number))
+            future = wait_for(path) > pool
+            waiting = [waiters.submit(future.result) for _ in range(4)]
+            until(Path(path + ".begun").exists)
+            put(path, "done") >> pool
+            assert [one.result() for one in waiting] == ["done"] * 4
+
+
+def test_a_future_on_the_line_is_cancelled(pool: ComputePool, tmp_path: Path) -> None:
+    for number in range(5):
+        path = str(tmp_path / str(number))
+        future = wait_for(path) > pool
+        until(Path(path + ".begun").exists)
+        assert future.cancel()
+        assert identity(number) >> pool == number

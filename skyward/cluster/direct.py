@@ -74,6 +74,8 @@ class DirectEngine:
         self.can_pull = pull.is_possible()
         """Whether slots can read this process's memory, as far as is known."""
         self._leading: Task | None = None
+        self._lone = 0
+        """The last task that `submit` put on a direct line."""
         """Being submitted by a caller that will wait for it, while nothing else is open."""
         self._watcher = Watcher()
         self._depth = 0
@@ -216,7 +218,13 @@ class DirectEngine:
     def submit(self, task: Task, *, pinned: int | None = None) -> None:
         """Raises PoolClosed. Everything else is told to the task."""
         with self._changing():
-            self._submit(task, pinned)
+            if pinned is not None or not self._is_idle:
+                self._submit(task, pinned)
+                return
+            link = self._submit_alone(task)
+            if link is not None and link.line is not None and link.on_line == task.id:
+                self._watcher.add(link.line)  # until somebody waits for the value; see `lead`
+                self._lone = task.id
 
     def _submit(self, task: Task, pinned: int | None) -> None:
         self._require_open()
@@ -519,7 +527,7 @@ class DirectEngine:
     @property
     def may_pull(self) -> bool:
         """Whether a call that its caller waits for will probably go on a line whose slot can read our memory."""
-        if not self.can_pull or self._tasks or self._gangs or not self._watcher.can_lead:
+        if not self.can_pull or not self._is_idle:
             return False
         return all(link.line is not None for link in tuple(self._links.values()))
 
@@ -542,14 +550,10 @@ class DirectEngine:
         interrupts.hold()
         try:
             with self._changing():
-                is_alone = self._watcher.can_lead and not self._tasks and not self._gangs
-                self._leading = task if is_alone else None
-                try:
+                if self._is_idle:
+                    led = self._take_lead(task.id, self._submit_alone(task))
+                else:
                     self._submit(task, None)
-                finally:
-                    self._leading = None
-                if is_alone:
-                    led = self._take_lead(task)
             if led is not None:
                 self._lead(led, future)
         finally:
@@ -557,12 +561,42 @@ class DirectEngine:
                 self._give_up_lead(led, future)
             interrupts.let_go()
 
-    def _take_lead(self, task: Task) -> Readable | None:
-        link = self._links.get(self._scheduler.node_of(task.id) or 0)
+    @property
+    def _is_idle(self) -> bool:
+        return self._watcher.can_lead and not self._tasks and not self._gangs
+
+    def _submit_alone(self, task: Task) -> NodeLink | None:
+        """Nothing else is open: the task goes on a direct line if it can. Where it went."""
+        self._leading = task
+        try:
+            self._submit(task, None)
+        finally:
+            self._leading = None
+        return self._links.get(self._scheduler.node_of(task.id) or 0)
+
+    def lead(self, task_id: int, future: Future[Any]) -> None:
+        """The caller waits for a task of `submit`: if it is on a direct line, read the answer in this thread."""
+        if task_id != self._lone:  # told without the lock: most futures are one of many
+            return
+        led: Readable | None = None
+        interrupts.hold()
+        try:
+            with self._lock:
+                link = self._links.get(self._scheduler.node_of(task_id) or 0)
+                if link is not None and link.on_line == task_id and link.line is not None and not link.line.is_led:
+                    led = self._take_lead(task_id, link)
+            if led is not None:
+                self._lead(led, future)
+        finally:
+            if led is not None:
+                self._give_up_lead(led, future)
+            interrupts.let_go()
+
+    def _take_lead(self, task_id: int, link: NodeLink | None) -> Readable | None:
         if link is None:
             return None
         led: Readable = link
-        if link.on_line == task.id and link.line is not None:
+        if link.on_line == task_id and link.line is not None:
             led = link.line
             self._watcher.remove(led)  # nobody but callers reads a line, as long as their calls are short
         led.is_led = True

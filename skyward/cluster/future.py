@@ -75,9 +75,16 @@ class Future(concurrent.futures.Future[T]):
     delivered. A running call gets SIGINT (a KeyboardInterrupt in Python code), a grace, then SIGKILL.
     """
 
-    def __init__(self, stop: Callable[[], None] | None = None, *, is_strict: bool = False) -> None:
+    def __init__(
+        self,
+        stop: Callable[[], None] | None = None,
+        *,
+        is_strict: bool = False,
+        lead: Callable[[Future[Any]], None] | None = None,
+    ) -> None:
         super().__init__()
         self._stop = stop
+        self._lead = lead  # does a little of the I/O thread's work in the thread that waits
         self._is_strict = is_strict  # the standard library's meaning: a running call cannot be cancelled
 
     def cancel(self) -> bool:
@@ -126,6 +133,8 @@ class Future(concurrent.futures.Future[T]):
         """
         if timeout is None and self._state in (_PENDING, _RUNNING):
             refuse_to_wait("result()")
+            if self._lead is not None:
+                self._lead(self)
         try:
             value: Any = super().result(timeout)
         except _Remote as held:
