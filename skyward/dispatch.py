@@ -23,7 +23,7 @@ from .wire.payloads import Encoded, encode
 from .wire.seen import SeenArrays
 from .wire.tasks import Mode, TaskHead
 
-__all__ = ["Dispatch"]
+__all__ = ["Dispatch", "refuse_gang_options"]
 
 _PLAIN, _BROADCAST, _GANG = range(3)
 _LAUNCH_LIMIT = 64 * 1024
@@ -121,12 +121,7 @@ class Dispatch:
         task_id = engine.next_id()
         args, kwargs, sources = take_inputs(pending.fn, pending.args, pending.kwargs)
         options = pending.options
-        for field in ("max_restarts", "hang_timeout_s"):
-            if getattr(options, field):
-                raise UsageError(
-                    f"{field}: {pending.name!r} is under no integration, so it has no ranks; for a plain call there "
-                    "are retries=, retry_on= and timeout_s="
-                )
+        refuse_gang_options(options, pending.name)
         if sources and (options.retries or options.retry_on):
             raise UsageError(f"retries: {pending.name!r} reads an iterator, which cannot be read twice; use retries=0")
         if pending.fn.is_generator and (options.retries or options.retry_on):
@@ -264,6 +259,16 @@ class Dispatch:
             except Exception:
                 return f"{which} (a {type(value).__qualname__})"
         return "an argument"
+
+
+def refuse_gang_options(options: CallOptions, name: str) -> None:
+    """Raise UsageError if a plain call has options that only ranks can have."""
+    for field in ("max_restarts", "hang_timeout_s"):
+        if getattr(options, field):
+            raise UsageError(
+                f"{field}: {name!r} is under no integration, so it has no ranks; for a plain call there are "
+                "retries=, retry_on= and timeout_s="
+            )
 
 
 def _stop(feeds: tuple[InputFeed, ...]) -> None:

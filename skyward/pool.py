@@ -34,7 +34,7 @@ from .cluster.keeper import Keeper
 from .cluster.link import connect
 from .cluster.tasks import SendAgain
 from .config import pool_fields
-from .dispatch import Dispatch
+from .dispatch import Dispatch, refuse_gang_options
 from .errors import ArgumentNotPicklable, PoolClosed, UsageError
 from .executor import PoolExecutor
 from .image import DEFAULT_IMAGE, Image
@@ -502,6 +502,7 @@ class ComputePool:
             raise UsageError(f"map: {function!r} is under an integration, which makes a gang; use `@ pool` for those")
         options = function.options if function is not None else CallOptions()
         name = options.name or str(getattr(function.fn if function else fn, "__name__", type(fn).__name__))
+        refuse_gang_options(options, name)
         return MapRun(
             engine=engine,
             dispatch=dispatch,

@@ -418,6 +418,8 @@ def test_a_lost_node_is_replaced_and_the_gang_started_again(pool: ComputePool, t
 def test_a_plain_call_has_no_ranks_to_start_again(pool: ComputePool, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(options))}: 'abs' is under no integration"):
         sky.compute(abs)(-1).with_options(**options) >> pool
+    with pytest.raises(UsageError, match=f"{next(iter(options))}: 'abs' is under no integration"):
+        pool.map(sky.compute(**options)(abs), [-1])
 
 
 @pytest.mark.parametrize(
