@@ -241,7 +241,9 @@ class Dispatch:
         """Raises ArgumentNotPicklable, naming the argument."""
         put = self._store.put
         try:
-            return encode((args, kwargs), put if seen is None else lambda data: seen.put(data, put), may_stay=may_stay)
+            if seen is None:
+                return encode((args, kwargs), put, may_stay=may_stay)
+            return encode((args, kwargs), lambda data: seen.put(data, put), may_stay=may_stay, reduce=seen.reduce)
         except Exception as error:
             which = self._unpicklable(args, kwargs)
             raise ArgumentNotPicklable(

@@ -256,9 +256,12 @@ class ComputePool:
         if self._engine is None:
             return
         try:
-            if not cancel and self.is_active:
-                self._engine.close_streams()
-                self._engine.wait_idle()
+            if self.is_active:
+                if cancel:
+                    self._engine.cancel_all()
+                else:
+                    self._engine.close_streams()
+                    self._engine.wait_idle()
                 self._engine.wait_stopped()
         finally:
             pop_active(self)

@@ -250,5 +250,16 @@ def test_closing_with_cancel_stops_what_runs(tmp_path: Path) -> None:
     pid = began(tmp_path / "notes")
     pool.close(cancel=True)
     assert is_gone(pid)
+    assert lines_of(tmp_path / "notes")[1:] == ["KeyboardInterrupt", "finally"]
+    with pytest.raises(sky.errors.PoolClosed):
+        future.result(timeout=0)
+
+
+def test_closing_with_cancel_does_not_wait_for_a_call_that_is_deaf(tmp_path: Path) -> None:
+    pool = sky.ComputePool(sky.Local(), logs=False, cancel_grace_s=0.2).start()
+    future = deaf(tmp_path / "notes") > pool
+    pid = began(tmp_path / "notes")
+    pool.close(cancel=True)
+    assert is_gone(pid)
     with pytest.raises(sky.errors.PoolClosed):
         future.result(timeout=0)

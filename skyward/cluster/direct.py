@@ -143,6 +143,20 @@ class DirectEngine:
         with self._idle:
             return self._idle.wait_for(is_idle, timeout_s)
 
+    def cancel_all(self) -> None:
+        """Fail every open call with PoolClosed, and stop it where it runs; `wait_stopped` gives it time for that."""
+        with self._lock:
+            open_tasks = [task for task in self._tasks.values() if not isinstance(task, RankTask)]
+            gangs = list(self._gangs)
+        error = PoolClosed("the pool was closed before the call ended")
+        for task in open_tasks:
+            if not task.is_cancelled:
+                task.on_failed(error)
+                self.cancel(task.id)
+        for gang in gangs:
+            gang.future.settle_error(error)
+            self.cancel_gang(gang.id)
+
     def wait_stopped(self) -> bool:
         """Give the calls that were cancelled their grace to end. False: some did not, and end with their node."""
         with self._idle:

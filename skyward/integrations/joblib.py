@@ -40,9 +40,18 @@ _LONGEST_AIM_S = 0.5
 T = TypeVar("T")
 
 
+class Provider(Protocol):
+    """What is asked of a pool's provider."""
+
+    @property
+    def shares_files(self) -> bool: ...
+
+
 class Pool(Protocol):
     """What is asked of a pool."""
 
+    @property
+    def provider(self) -> Provider: ...
     @property
     def total_slots(self) -> int: ...
     def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]: ...
@@ -171,14 +180,23 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         mmap_mode: str | None = "r",
         **options: Any,
     ) -> int:
-        """`max_nbytes` as for joblib's memmapping: from that size on an array is looked at once in a call."""
+        """`max_nbytes` as for joblib's memmapping: from that size on an array is looked at once in a call.
+
+        Arrays of a file travel by the file's name where the nodes have it, as joblib has it.
+        """
         self.parallel = parallel
         self._limit = self._shared.effective_n_jobs(n_jobs)
-        self._seen = SeenArrays(max_nbytes) if max_nbytes is not None and mmap_mode is not None else None
+        self._seen = SeenArrays(
+            None if mmap_mode is None else max_nbytes, has_same_files=self._shared.pool.provider.shares_files
+        )
         return self.effective_n_jobs(n_jobs)
 
     def start_call(self) -> None:
         self._is_aborted = False
+        # joblib keeps what it had cut for a call that failed, and would run it as the beginning of this one.
+        left = getattr(self.parallel, "_ready_batches", None)
+        while left is not None and not left.empty():
+            left.get_nowait()
         self._forget_arrays()
 
     def _forget_arrays(self) -> None:

@@ -23,6 +23,9 @@ class Provider(Protocol):
     acts_on_image: ClassVar[frozenset[str]]
     """The fields of an Image that it carries out; a pool warns about others that are given."""
 
+    shares_files: ClassVar[bool]
+    """Whether a path names the same file here and on a node."""
+
     def offers(self, spec: PoolSpec) -> list[Offer]:
         """What would fit, cheapest first. Raises NoCapacity if nothing does."""
         ...

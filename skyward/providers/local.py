@@ -56,6 +56,7 @@ class Local:
     name: ClassVar[str] = "local"
     extra: ClassVar[str] = ""
     acts_on_image: ClassVar[frozenset[str]] = frozenset(LOCAL_FIELDS)
+    shares_files: ClassVar[bool] = True
 
     lease_s: float = 5.0
     """Seconds after which a node ends by itself when the client and its keeper are gone; > 0."""

@@ -51,10 +51,11 @@ class Encoded(NamedTuple):
 _NOTHING = HEAD.pack(0, 0, 0)
 
 
-def encode(value: Any, put: PutBlob, *, may_stay: bool = False) -> Encoded:
+def encode(value: Any, put: PutBlob, *, may_stay: bool = False, reduce: Callable[[Any], Any] | None = None) -> Encoded:
     """Pickle `value`. Raises whatever its pickling raises (TypeError, PicklingError, AttributeError, ...).
 
-    `may_stay`: large buffers need not become blobs; the receiver can read them here.
+    `may_stay`: large buffers need not become blobs; the receiver can read them here. `reduce` is asked first how to
+    pickle an object; None: as usual.
     """
     if _are_plain_arguments(value) or _is_plain(value, _PLAIN_DEPTH):
         data = pickle.dumps(value, protocol=5)
@@ -63,7 +64,7 @@ def encode(value: Any, put: PutBlob, *, may_stay: bool = False) -> Encoded:
         return _with_blobs(data, [], put)
     sink = io.BytesIO()
     large: list[memoryview] = []
-    _Pickler(sink, large).dump(value)
+    _Pickler(sink, large, reduce).dump(value)
     data = sink.getvalue()
     if not large and len(data) <= INLINE_LIMIT:
         return Encoded(_NOTHING + data)
@@ -126,7 +127,9 @@ class _LargeBytes:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
     """cloudpickle with large buffers left out."""
 
-    def __init__(self, sink: io.BytesIO, large: list[memoryview]) -> None:
+    def __init__(self, sink: io.BytesIO, large: list[memoryview], reduce: Callable[[Any], Any] | None = None) -> None:
+        self._reduce = reduce
+
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
             view = buffer.raw()
             if view.nbytes < INLINE_LIMIT:
@@ -140,7 +143,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
         super().dump(_with_large_bytes(value))
 
     def reducer_override(self, obj: Any) -> Any:
-        reduced = _reduce_memmap(obj) or _reduce_torch_storage(obj)
+        reduced = None if self._reduce is None else self._reduce(obj)
+        reduced = reduced or _reduce_memmap(obj) or _reduce_torch_storage(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
 

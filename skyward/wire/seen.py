@@ -6,24 +6,29 @@ arrays stay as they are for a while, as joblib demands for the length of a `Para
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
 from .blobs import Blob
+from .mapped import reduce_mapped
 from .payloads import PutBlob
 
 __all__ = ["SeenArrays"]
 
 
 class SeenArrays:
-    """Blobs of the numpy arrays of at least `min_bytes` that went through `put`.
+    """Blobs of the numpy arrays of at least `min_bytes` (None: of no array) that went through `put`.
+
+    `has_same_files`: the receivers see our files, so that arrays of a file need no blob; see `mapped`.
 
     Good for as long as nobody writes to the arrays: a write is not noticed. Keeps no array alive; forgets one when it
     dies. Everything that is no numpy array is left to the content. Thread-safe.
     """
 
-    def __init__(self, min_bytes: int) -> None:
-        self._min_bytes = min_bytes
+    def __init__(self, min_bytes: int | None, *, has_same_files: bool = False) -> None:
+        self._min_bytes = sys.maxsize if min_bytes is None else min_bytes
+        self._has_same_files = has_same_files
         self._known: dict[tuple[int, int], tuple[weakref.ref[Any], Blob]] = {}
 
     def put(self, data: memoryview, put: PutBlob) -> Blob:
@@ -40,6 +45,10 @@ class SeenArrays:
         blob = put(data)
         self._known[key] = (weakref.ref(root, lambda _: self._known.pop(key, None)), blob)
         return blob
+
+    def reduce(self, value: Any) -> Any:
+        """How to pickle `value`; None: in the usual way."""
+        return reduce_mapped(value) if self._has_same_files else None
 
     def clear(self) -> None:
         self._known.clear()

@@ -6,6 +6,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -179,6 +181,7 @@ def test_input_is_read_as_calls_end(on_pool: sky.ComputePool, tmp_path: Path) ->
 class FarPool:
     """Two slots behind a line on which a message takes 50 ms each way."""
 
+    provider = sky.Local()
     total_slots = 2
 
     def __init__(self) -> None:
@@ -249,6 +252,13 @@ def test_a_parallel_object_may_be_used_again(on_pool: sky.ComputePool) -> None:
         assert parallel(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
         with pytest.raises(ZeroDivisionError):
             parallel(delayed(divmod)(1, i) for i in range(9))
+        assert parallel(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
+
+
+def test_nothing_of_a_call_that_failed_is_in_the_next_one(on_pool: sky.ComputePool) -> None:
+    with Parallel(pre_dispatch=8) as parallel:  # joblib itself gives values of the first call in the second one
+        with pytest.raises(Refused):
+            parallel(delayed(refuse)(i) for i in range(60))
         assert parallel(delayed(square)(i) for i in range(9)) == [i * i for i in range(9)]
 
 
@@ -364,6 +374,56 @@ def test_an_interrupt_stops_the_calls(pool: sky.ComputePool, tmp_path: Path) -> 
     assert len(list(tmp_path.iterdir())) < 20
 
 
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+from joblib import Parallel, delayed
+import skyward as sky
+
+def hold(folder, i):
+    Path(folder, f"began-{i}").touch()
+    try:
+        time.sleep(60)
+    finally:
+        Path(folder, f"ended-{i}").touch()
+
+def main():
+    with sky.integrations.JoblibPool(sky.Local(), nodes=2, concurrency=2):
+        results = Parallel(batch_size=1, return_as=sys.argv[2])(delayed(hold)(sys.argv[1], i) for i in range(20))
+        time.sleep(60)
+
+main()
+"""
+
+
+@pytest.mark.parametrize("return_as", ["list", "generator"])
+def test_ctrl_c_in_a_terminal_ends_the_calls_and_everything_else(tmp_path: Path, return_as: str) -> None:
+    script, folder = tmp_path / "script.py", tmp_path / "marks"
+    script.write_text(INTERRUPTED)
+    folder.mkdir()
+    # A session of its own stands for the terminal: its Ctrl-C reaches the whole group.
+    child = subprocess.Popen(
+        [sys.executable, script, folder, return_as], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        until(lambda: len(list(folder.glob("began-*"))) == SLOTS)
+        os.killpg(child.pid, signal.SIGINT)
+        _, err = child.communicate(timeout=20)
+    finally:
+        child.kill()
+    assert child.returncode == -signal.SIGINT
+    assert "\nKeyboardInterrupt\n" in err
+    assert len(list(folder.glob("began-*"))) == SLOTS
+    assert len(list(folder.glob("ended-*"))) == SLOTS  # each had its `finally`
+    until(lambda: not any(str(script) in command for command in commands()))
+
+
+def commands() -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            yield path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
 def test_an_error_of_the_input_is_raised(on_pool: sky.ComputePool) -> None:
     def calls() -> Iterator[Any]:
         for i in range(30):
@@ -465,11 +525,23 @@ def test_without_memmapping_a_change_within_the_call_is_seen(on_pool: sky.Comput
     assert all(found >= i for i, found in enumerate(seen))
 
 
-def test_memory_mapped_input_is_no_special_case(on_pool: sky.ComputePool, tmp_path: Path) -> None:
+def test_an_array_of_a_file_travels_by_value_where_nodes_do_not_have_the_file(
+    pool: sky.ComputePool, tmp_path: Path
+) -> None:
     x = np.memmap(tmp_path / "x", dtype=np.float64, mode="w+", shape=(300_000,))
     x[:] = 1.0
-    assert Parallel()(delayed(total_after_write)(x) for _ in range(6)) == [300_000.0] * 6
+    with joblib_backend(Elsewhere(pool)):
+        assert Parallel()(delayed(total_after_write)(x) for _ in range(6)) == [300_000.0] * 6
     assert x.min() == 1.0
+
+
+class Elsewhere:
+    """A pool whose nodes do not have our files."""
+
+    def __init__(self, pool: sky.ComputePool) -> None:
+        self.provider = NoMachines()
+        self.total_slots = pool.total_slots
+        self.submit_sharing = pool.submit_sharing
 
 
 def test_memory_mapped_input_is_not_copied_into_the_pickle(tmp_path: Path) -> None:
@@ -531,6 +603,7 @@ class NoMachines:
     name: ClassVar[str] = "none"
     extra: ClassVar[str] = ""
     acts_on_image: ClassVar[frozenset[str]] = frozenset({"pip", "env", "includes", "excludes", "apt"})
+    shares_files: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.asked: list[PoolSpec] = []

@@ -32,6 +32,7 @@ NOT_OURS = {
 
 
 @pytest.mark.slow
+@pytest.mark.joblib_behaviours
 @pytest.mark.skipif(not THEIRS.exists(), reason="this joblib comes without its tests")
 def test_joblibs_own_tests_of_a_process_backend_pass(tmp_path: Path) -> None:
     settings = tmp_path / "pytest.ini"
