@@ -70,7 +70,7 @@ def keras(
     `model.fit` is given follows the backend:
 
     - jax and torch: the rank's own part, `sky.shard(x, y, drop_last=True)`, and the batch size of one rank. All ranks
-      need equally many batches; `fit` says so if they have not.
+      need equally many batches, on jax of equal sizes; `fit` says so if they have not.
     - tensorflow: the whole data in every rank, and the batch size of all ranks together; the strategy divides each
       batch. The function runs in the scope of a `tf.distribute.MultiWorkerMirroredStrategy`.
 

@@ -54,6 +54,9 @@ def _together(keras: Any, exchange: Exchange, *, is_seeded: bool, averages: bool
                 stack.enter_context(_replaced(kind, "apply", _averaging_apply(kind.apply)))
         else:
             stack.enter_context(exchange.scope(keras))
+            for name in ("fit", "evaluate"):
+                checked = _of_equal_samples(getattr(keras.Model, name), keras, exchange)
+                stack.enter_context(_replaced(keras.Model, name, checked))
         stack.enter_context(_replaced(keras.Model, "fit", _watched_fit(keras.Model.fit, callback, exchange)))
         yield
 
@@ -127,14 +130,7 @@ def _watched_fit(fit: Callable[..., Any], kind: type, exchange: Exchange) -> Cal
     class Watch(kind):  # type: ignore[misc]  # a class of Keras
         def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
             # Ranks with fewer batches would leave the others waiting for ever.
-            steps = exchange.of_all(self.params.get("steps") or 0)
-            if len(set(steps)) > 1:
-                raise UsageError(
-                    f"the ranks have unequal numbers of batches in an epoch: {steps}; give each the same number of "
-                    "samples, as sky.shard(..., drop_last=True) does",
-                    field="x",
-                    value=steps,
-                )
+            _check_equal(exchange, self.params.get("steps") or 0, "batches in an epoch")
             super().on_train_begin(logs)
 
     @wraps(fit)
@@ -152,6 +148,33 @@ def _watched_fit(fit: Callable[..., Any], kind: type, exchange: Exchange) -> Cal
         return fit(*given.args, **given.kwargs)
 
     return watched
+
+
+def _of_equal_samples(method: Callable[..., Any], keras: Any, exchange: Exchange) -> Callable[..., Any]:
+    """`fit` or `evaluate` for jax: it takes the ranks' batches for parts of equal size, and does not look. With others
+    it computes nonsense, or never ends.
+    """
+    signature = inspect.signature(method)
+
+    @wraps(method)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        x = signature.bind(self, *args, **kwargs).arguments.get("x")
+        shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(x)]
+        _check_equal(exchange, next((int(shape[0]) for shape in shapes if shape), 0), "samples")
+        return method(self, *args, **kwargs)
+
+    return checked
+
+
+def _check_equal(exchange: Exchange, number: int, what: str) -> None:
+    numbers = exchange.of_all(number)
+    if len(set(numbers)) > 1:
+        raise UsageError(
+            f"the ranks have unequal numbers of {what}: {numbers}; give each the same number of samples, as "
+            "sky.shard(..., drop_last=True) does",
+            field="x",
+            value=numbers,
+        )
 
 
 def _averaging_callback(keras: Any) -> type:

@@ -356,16 +356,29 @@ def test_what_ranks_have_trained_together_is_saved_and_loaded_by_itself(
         assert (trained == saved).all()
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_unequal_numbers_of_batches_are_an_error_and_no_hang(pool: ComputePool, backend: KerasBackend) -> None:
+@pytest.mark.parametrize(
+    ("backend", "method", "size", "numbers"),
+    [
+        ("torch", "fit", 65, r"batches in an epoch: \[2, 1\]"),
+        ("jax", "fit", 67, r"samples: \[34, 33\]"),  # two batches in both, and the last ones differ
+        ("jax", "evaluate", 65, r"samples: \[33, 32\]"),
+    ],
+)
+def test_unequal_parts_are_an_error_and_no_hang(
+    pool: ComputePool, backend: KerasBackend, method: str, size: int, numbers: str
+) -> None:
     @sky.compute
     @sky.integrations.keras(backend=backend, seed=1, distribution="data_parallel")
-    def fit() -> None:
-        x, y = digits()
-        train(*sky.shard(x[:65], y[:65]), 32)
+    def run() -> None:
+        import keras
 
-    with pytest.raises(UsageError, match=r"unequal numbers of batches in an epoch: \[2, 1\].*drop_last=True"):
-        fit() @ pool
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        x = np.ones((size, 2), "float32")
+        getattr(model, method)(*sky.shard(x, x[:, :1]), batch_size=32, verbose=0)
+
+    with pytest.raises(UsageError, match=f"unequal numbers of {numbers}.*drop_last=True"):
+        run() @ pool
 
 
 @every_backend
