@@ -17,7 +17,7 @@ from ..wire.frames import Frame, Kind
 from ..wire.tasks import RankOrder
 from .future import Undecoded
 from .gang import Gang, RankTask, make_ranks
-from .hangs import REPORT_AFTER_S, Hang, Late, read_stack
+from .hangs import REPORT_AFTER_S, Hang, Late, RankStack, read_stack
 from .tasks import Task
 
 if TYPE_CHECKING:
@@ -203,11 +203,22 @@ class Gangs:
 
     def on_stack(self, task: Task, frame: Frame) -> None:
         """Where a rank stands: unasked, because it has stopped, or because another one had."""
-        if not isinstance(task, RankTask) or task.rank is None or task.gang.is_stopping:
-            return
-        gang, said = task.gang, json.loads(frame.body)
+        if isinstance(task, RankTask):
+            self._engine._after.append(lambda: self._read_stack(task, frame))
+
+    def _read_stack(self, task: RankTask, frame: Frame) -> None:
+        assert task.rank is not None
+        said = json.loads(frame.body)
         stack = read_stack(task.rank, task.node, said["stack"], said["state"])
-        if not frame.lane:
+        stack.text()  # reads the files of the user's that it names: later, under the lock, they are known
+        with self._engine._changing():
+            if task.id in task.gang.open and not task.gang.is_stopping:
+                self._on_stack(task, stack, said.get("stopped_s"))
+
+    def _on_stack(self, task: RankTask, stack: RankStack, stopped_s: float | None) -> None:
+        """`stopped_s`: it was not asked, but has stopped for so long."""
+        gang = task.gang
+        if stopped_s is None:
             for asking, judge in ((gang.hang, self._judge_hang), (gang.late, self._judge_late)):
                 if asking is not None:
                     asking.add(stack)
@@ -216,7 +227,7 @@ class Gangs:
         elif gang.hang is None and stack.waits_in:
             asked = self._ask(gang, will_end=gang.options.hang_timeout_s is not None)
             ended = tuple(sorted(gang.tasks.keys() - asked))
-            gang.hang = Hang(first=stack, waited_s=said["stopped_s"], asked=asked, ended=ended)
+            gang.hang = Hang(first=stack, waited_s=stopped_s, asked=asked, ended=ended)
             self._engine._at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
 
     def _ask(self, gang: Gang, *, will_end: bool) -> set[int]:
