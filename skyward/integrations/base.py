@@ -9,6 +9,7 @@ records the integration on the function, where `@sky.compute` finds it, and ente
 from __future__ import annotations
 
 import inspect
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,7 +25,14 @@ from ..slot.runtime import current_rank
 from ..topology import Rank
 from ..wire.failures import stamp_failure
 
-__all__ = ["IntegrationBase", "IntegrationDecorator", "integrate", "integrations_of", "load_framework"]
+__all__ = [
+    "IntegrationBase",
+    "IntegrationDecorator",
+    "integrate",
+    "integrations_of",
+    "load_framework",
+    "numeric_threads",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -144,6 +152,14 @@ def load_framework(module: str, *, extra: str) -> Any:
             f"on remote nodes with `Image(pip=[{module!r}])`",
             name=module,
         ) from error
+
+
+def numeric_threads(rank: Rank) -> int:
+    """The threads of a rank's numeric code, >= 1: what OMP_NUM_THREADS says, which may be a list with a number for
+    each level of nesting; else its part of the cores.
+    """
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return max(1, int(first) if first.isdecimal() else (os.cpu_count() or 1) // rank.local_world_size)
 
 
 def _check_function(fn: object, name: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 from ..errors import RendezvousFailed, UsageError
 from ..launch import RanksPerNode
 from ..topology import Rank
-from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
+from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework, numeric_threads
 from .rendezvous import MEETING_LIMIT_S, listen_at_head, past_the_proxy, wait_for_head
 
 __all__ = ["JaxIntegration", "jax"]
@@ -100,7 +100,9 @@ class JaxIntegration(IntegrationBase):
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """Where the ranks meet. What is the user's choice is only set where there is none."""
-        chosen = {"PJRT_NPROC": _threads(rank)}  # of the CPU backend, which else takes a thread for each core
+        chosen = {
+            "PJRT_NPROC": str(numeric_threads(rank))
+        }  # of the CPU backend, which else takes a thread for each core
         if rank.interface:
             chosen["NCCL_SOCKET_IFNAME"] = rank.interface
         if devices := _own_devices(rank):
@@ -209,13 +211,6 @@ def _own_devices(rank: Rank) -> list[int]:
     if not each:  # ranks share them
         return [rank.local_rank % rank.accelerators]
     return list(range(rank.local_rank * each, (rank.local_rank + 1) * each))
-
-
-def _threads(rank: Rank) -> str:
-    """As many as other numeric libraries have; OMP_NUM_THREADS may be a list, one number for each level of nesting."""
-    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    own = int(first) if first.isdecimal() else (os.cpu_count() or 1) // rank.local_world_size
-    return str(max(1, own))
 
 
 def _endpoint(address: str, port: int) -> str:

@@ -19,7 +19,7 @@ from ..errors import RendezvousFailed
 from ..launch import RanksPerNode
 from ..slot.ports import PortLocks, port_behind
 from ..topology import Rank
-from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
+from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework, numeric_threads
 from .rendezvous import past_the_proxy
 
 __all__ = ["TensorFlowIntegration", "tensorflow"]
@@ -90,7 +90,7 @@ class TensorFlowIntegration(IntegrationBase):
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """The cluster, this worker's place in it, and its share of the node. What the user has chosen stays."""
-        threads = str(max(1, (os.cpu_count() or 1) // rank.local_world_size))
+        threads = str(numeric_threads(rank))
         chosen = {
             "OMP_NUM_THREADS": threads,
             "TF_NUM_INTRAOP_THREADS": threads,

@@ -159,6 +159,8 @@ def test_what_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delenv(name, raising=False)
     environment = TensorFlowIntegration().environment(rank())
     assert {"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_CPP_MIN_LOG_LEVEL"} <= environment.keys()
+    monkeypatch.setenv("OMP_NUM_THREADS", "5,1")
+    assert TensorFlowIntegration().environment(rank())["TF_NUM_INTRAOP_THREADS"] == "5"
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
     environment = TensorFlowIntegration().environment(rank())
