@@ -130,8 +130,9 @@ class Dispatch:
                 "use retries=0, and call it again from where it stopped"
             )
         # What may be sent twice cannot stay in memory: nobody waits any more when it is sent again.
-        may_stay = leads and not (sources or options.retries or options.retry_on or pending.fn.is_generator)
-        payload = self.arguments(args, kwargs, pending.name, seen, may_stay=may_stay and engine.may_pull)
+        is_once = not (sources or options.retries or options.retry_on or pending.fn.is_generator)
+        may_stay = engine.may_pull if leads and is_once else None
+        payload = self.arguments(args, kwargs, pending.name, seen, may_stay=may_stay)
         common: dict[str, Any] = {
             "id": task_id,
             "name": pending.name,
@@ -236,7 +237,7 @@ class Dispatch:
         name: str,
         seen: SeenArrays | None = None,
         *,
-        may_stay: bool = False,
+        may_stay: Callable[[], bool] | None = None,
     ) -> Encoded:
         """Raises ArgumentNotPicklable, naming the argument."""
         put = self._store.put

@@ -45,7 +45,7 @@ def shared_pool() -> Iterator[ComputePool]:
 def pool(shared_pool: ComputePool) -> ComputePool:
     engine = shared_pool._engine
     assert engine is not None
-    until(lambda: engine.may_pull)
+    until(engine.may_pull)
     return shared_pool
 
 
@@ -160,7 +160,7 @@ def test_memory_that_cannot_be_read_goes_as_blobs_and_is_not_tried_again(monkeyp
     with sky.ComputePool(sky.Local()) as pool:
         engine = pool._engine
         assert engine is not None
-        until(lambda: engine.may_pull)
+        until(engine.may_pull)
         for number in range(3):
             assert total(np.full(BIG, number)) >> pool == number * BIG
         assert tried == [8 * BIG]

@@ -538,7 +538,6 @@ class DirectEngine:
 
     # Leading --------------------------------------------------------------------------------------------------------
 
-    @property
     def may_pull(self) -> bool:
         """Whether a call that its caller waits for will probably go on a line whose slot can read our memory."""
         if not self.can_pull or not self._is_idle:

@@ -51,10 +51,16 @@ class Encoded(NamedTuple):
 _NOTHING = HEAD.pack(0, 0, 0)
 
 
-def encode(value: Any, put: PutBlob, *, may_stay: bool = False, reduce: Callable[[Any], Any] | None = None) -> Encoded:
+def encode(
+    value: Any,
+    put: PutBlob,
+    *,
+    may_stay: Callable[[], bool] | None = None,
+    reduce: Callable[[Any], Any] | None = None,
+) -> Encoded:
     """Pickle `value`. Raises whatever its pickling raises (TypeError, PicklingError, AttributeError, ...).
 
-    `may_stay`: large buffers need not become blobs; the receiver can read them here. `reduce` is asked first how to
+    `may_stay` is asked whether large buffers, if there are any, can be read here by the receiver. `reduce` is asked first how to
     pickle an object; None: as usual.
     """
     if _are_plain_arguments(value) or _is_plain(value, _PLAIN_DEPTH):
@@ -68,7 +74,7 @@ def encode(value: Any, put: PutBlob, *, may_stay: bool = False, reduce: Callable
     data = sink.getvalue()
     if not large and len(data) <= INLINE_LIMIT:
         return Encoded(_NOTHING + data)
-    if may_stay and large and len(data) <= _STAY_LIMIT:
+    if large and len(data) <= _STAY_LIMIT and may_stay is not None and may_stay():
         names = b"".join(REFERENCE.pack(place_of(view), view.nbytes) for view in large)
         return Encoded(HEAD.pack(IN_MEMORY, len(large), 0) + names + data, stays=tuple(large))
     return _with_blobs(data, large, put)
