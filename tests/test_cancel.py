@@ -39,8 +39,8 @@ def wait_for_ever(notes: Path) -> None:
         with notes.open("a") as file:
             file.write(f"{text}\n")
 
-    note(os.getpid())
     try:
+        note(os.getpid())  # from here on it may be interrupted
         threading.Event().wait()
     except BaseException as error:
         note(type(error).__name__)

@@ -60,8 +60,8 @@ def encode(
 ) -> Encoded:
     """Pickle `value`. Raises whatever its pickling raises (TypeError, PicklingError, AttributeError, ...).
 
-    `may_stay` is asked whether large buffers, if there are any, can be read here by the receiver. `reduce` is asked first how to
-    pickle an object; None: as usual.
+    `may_stay` is asked whether large buffers, if there are any, can be read here by the receiver. `reduce` is asked
+    first how to pickle an object; None: as usual.
     """
     if _are_plain_arguments(value) or _is_plain(value, _PLAIN_DEPTH):
         data = pickle.dumps(value, protocol=5)
