@@ -28,7 +28,7 @@ from .facts import node_facts
 from .loop import Loop
 from .session import Session
 from .slots import Pending, Slot, make_slot
-from .stacks import RankWatch
+from .stacks import RankWatch, crash_of
 from .watchdog import Lease, kill_session
 from .zygotes import Zygote
 
@@ -581,9 +581,10 @@ class Agent:
 
     def _lost(self, task: int, slot: Slot | None, code: int) -> bytes:
         """The body of a LOST frame. No slot: there never was one for it."""
-        return self._lost_body(None if slot is None else slot.begun_index(task), code)
+        crash = None if slot is None else crash_of(slot)
+        return self._lost_body(None if slot is None else slot.begun_index(task), code, crash)
 
-    def _lost_body(self, index: int | None, code: int) -> bytes:
+    def _lost_body(self, index: int | None, code: int, crash: tuple[float, str] | None = None) -> bytes:
         if index is None and self._early_deaths >= _MAX_EARLY_DEATHS:
             index = 0  # it would be given out again for ever: every process dies before it begins anything
         lost: dict[str, object] = {
@@ -592,7 +593,8 @@ class Agent:
             "exit_code": code if code >= 0 else None,
             "started": index is not None,
             "index": index,
-            "at": time.time(),
+            "at": time.time() if crash is None else crash[0],
+            "stack": "" if crash is None else crash[1],
         }
         return json.dumps(lost).encode()
 

@@ -12,6 +12,7 @@ from typing import Literal
 from ..errors import InternalError
 from ..slot.page import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, READING, map_page
 from ..slot.slot import SlotConfig
+from ..slot.stacks import STACKS_AT
 from ..topology import Rank
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame
@@ -139,7 +140,10 @@ def make_slot(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     page_fd = os.memfd_create("skyward-page", os.MFD_CLOEXEC)
     os.ftruncate(page_fd, max(4096, lanes * PAGE_GROUP * 8))
+    os.lseek(page_fd, STACKS_AT, os.SEEK_SET)
     page = map_page(page_fd, lanes)
+    # The first write to a mapped page changes the time of its file, which is to be that of a crash.
+    page[DRAINED] = 0
     reads, writes = zip(os.pipe(), os.pipe(), strict=True)
 
     def drained(count: int) -> None:

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..slot.stacks import ALL_THREADS, MAIN_THREAD, STACKS_AT
+from ..slot.stacks import ALL_THREADS, CRASH, MAIN_THREAD, STACKS_AT
 from .loop import Loop
 from .slots import Slot
 
-__all__ = ["RankWatch"]
+__all__ = ["RankWatch", "crash_of"]
 
 _MAX_PERIOD_S = 1.0
 """Seconds between two looks at a rank."""
@@ -105,6 +105,19 @@ class RankWatch:
         said: dict[str, object] = {"stack": text.decode(errors="replace"), "state": _state(slot.pid or 0)}
         for told in self._taking.pop(slot):
             told(said)
+
+
+def crash_of(slot: Slot) -> tuple[float, str] | None:
+    """When a rank that is dead crashed, in seconds since the epoch, and the Python stack of the thread that did, which
+    is empty for a thread that runs none. None: it did not crash, or the user has replaced `faulthandler`'s file.
+    """
+    if slot.page_fd < 0:
+        return None
+    _, found, text = os.pread(slot.page_fd, 2 * _TEXT_LIMIT, STACKS_AT).partition(CRASH)
+    if not found:
+        return None
+    stack = text.partition(b"\n\n")[2].partition(b"Extension modules:")[0].decode(errors="replace")
+    return os.fstat(slot.page_fd).st_mtime, stack.strip()
 
 
 def _status(pid: int | None) -> dict[str, str]:

@@ -706,6 +706,7 @@ class DirectEngine:
             started=said["started"],
             index=said["index"],
             at=said["at"],
+            stack=said["stack"],
         )
         if task.is_cancelled or task.handles_loss:
             self._finish(task, node)

@@ -29,11 +29,6 @@ _FAIL_AGAIN = (
     "UsageError",
 )
 """Errors that another start would end with too; one has cost the whole training already."""
-_ABORT_SEEN_S = 0.07
-"""Seconds after which a node has seen that a process aborted. Frameworks abort a process when another one is gone, so
-that death counts from its time, not before everything else. On a busy machine of 2 cores it was seen 4 to 37 ms after
-others had raised because of it; JAX's own aborts, which print a stack first, 140 ms and more after what they were due
-to."""
 
 _ADVICE = re.compile(r"\. (?:The pool goes on|Give the call)")
 
@@ -221,6 +216,7 @@ class RankTask(Task):
         assert self.rank is not None
         if not self.is_cancelled:
             error = loss_error(loss, f"{self.name} (rank {self.rank})", self.tail, again="max_restarts=1")
-            at = loss.at - _ABORT_SEEN_S if loss.signal == signal.SIGABRT else 0.0
+            # Frameworks abort a process when another one is gone: that death counts from its time.
+            at = loss.at if loss.signal == signal.SIGABRT else 0.0
             self.gang.failures.append((at, self.rank, error))
         self.ended(self)

@@ -82,7 +82,10 @@ class Loss:
     index: int | None = None
     is_node: bool = False
     at: float = 0.0
-    """When the node saw it, by its clock, in seconds since the epoch; 0: the node is gone itself."""
+    """When it crashed, or else when the node saw that it was gone, by the node's clock, in seconds since the epoch; 0:
+    the node is gone itself."""
+    stack: str = ""
+    """Where its Python code crashed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +316,8 @@ class StreamTask(Task):
 def loss_error(loss: Loss, name: str, tail: Iterable[str] = (), *, again: str = "retries=1") -> NodeError:
     """The error of a call whose process died, with the last lines of its output. `again`: the option that helps."""
     error = _loss_error(loss, name, again)
+    if loss.stack:
+        error.add_note(f"Where its Python code stood:\n{loss.stack}")
     if text := "".join(tail).rstrip():
         error.add_note(f"Last output of the task:\n{text}")
     return error

@@ -1,7 +1,8 @@
 """A rank's Python stacks, written by a handler in C into the file of its shared page, behind the page.
 
 A rank that hangs may never run another bytecode: C code may hold the GIL, or the main thread wait in a lock. So no
-thread of Python's is asked: the agent sends a signal, `faulthandler` writes, and the agent reads the file.
+thread of Python's is asked: the agent sends a signal, `faulthandler` writes, and the agent reads the file. A rank that
+crashes writes the stack of the thread that did there by itself.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import faulthandler
 import signal
 
-__all__ = ["ALL_THREADS", "MAIN_THREAD", "STACKS_AT", "offer_stacks"]
+__all__ = ["ALL_THREADS", "CRASH", "MAIN_THREAD", "STACKS_AT", "offer_stacks"]
 
 STACKS_AT = 4096
-"""Offset in the file of the shared page. The agent sets the file's position there before it sends the signal; both
-sides share it, for the descriptor was passed, not opened twice."""
+"""Offset in the file of the shared page. The agent sets the file's position there at first, and before it sends the
+signal; both sides share it, for the descriptor was passed, not opened twice."""
+CRASH = b"Fatal Python error: "
+"""How the text begins that a crash writes; the time of the file is then that of the crash."""
 
 # From the end of the real-time signals, which nobody else uses: SIGUSR1 is Slurm's, Lightning's and many a script's.
 _LAST = int(getattr(signal, "SIGRTMAX", 0))
@@ -26,6 +29,7 @@ ALL_THREADS = _LAST - 1
 
 def offer_stacks(page_fd: int) -> None:
     """From now on the signals are answered. `page_fd` stays open as long as the process lives."""
+    faulthandler.enable(file=page_fd, all_threads=False)
     if _LAST:  # macOS has no such signals
         faulthandler.register(MAIN_THREAD, file=page_fd, all_threads=False)
         faulthandler.register(ALL_THREADS, file=page_fd, all_threads=True)

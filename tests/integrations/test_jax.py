@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from skyward.pool import ComputePool
 from skyward.testing import IntegrationSuite
 from skyward.topology import Rank
 from tests.waiting import until
+
+Keeps = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 @pytest.fixture(scope="module")
@@ -315,9 +317,11 @@ def test_a_rank_that_raises_is_the_error_though_the_others_wait_for_it(pool: Com
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_raises_while_the_others_are_done(pool: ComputePool, failing: int) -> None:
+@pytest.mark.parametrize("show", [lambda function: function, sky.silent], ids=["shown", "silent"])
+def test_a_rank_that_raises_while_the_others_are_done(pool: ComputePool, failing: int, show: Keeps) -> None:
     @sky.compute
     @sky.integrations.jax
+    @show
     def work() -> None:
         if jax.process_index() == failing:
             time.sleep(0.3)  # the other one is leaving
@@ -359,6 +363,7 @@ def test_a_rank_that_aborts_is_named_though_jax_aborts_others_too(pool: ComputeP
     with pytest.raises(SlotLost, match=f"rank {failing}") as raised:
         work() @ pool
     assert raised.value.signal == signal.SIGABRT
+    assert "in work\n" in raised.value.__notes__[0]  # the Python stack of the crash
 
 
 def test_after_failures_the_pool_goes_on(pool: ComputePool) -> None:
