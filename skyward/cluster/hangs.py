@@ -16,8 +16,9 @@ __all__ = ["REPORT_AFTER_S", "Hang", "Late", "RankStack", "Stacks", "read_stack"
 REPORT_AFTER_S = 300.0
 """Seconds after which the stacks of a gang that does not move are logged where no `hang_timeout_s` ends it."""
 
-_FRAMEWORKS = ("/torch/", "/jax/", "/jaxlib/", "/tensorflow/")
-"""Whose code a rank stands in while it waits for other ranks."""
+_FRAMEWORKS = ("-packages/torch/", "-packages/jax/", "-packages/jaxlib/", "-packages/tensorflow/")
+"""Whose code a rank stands in while it waits for other ranks. As installed: a project of the user's may lie in a folder
+called jax."""
 _OWN_WAITS = ("/torch/utils/data/", "/torch/multiprocessing/")
 """But in these it waits for processes of its own."""
 _CALLER = "/skyward/slot/execute.py"

@@ -119,3 +119,10 @@ def test_the_main_thread_is_found_among_many() -> None:
     assert found.waits_in == "all_reduce"
     assert "another thread:\n  File" in found.text()
     assert "skyward" not in found.text()
+
+
+def test_a_project_in_a_folder_that_is_called_like_a_framework_is_the_users() -> None:
+    text = SLEEP.replace("/home/ada/", "/home/ada/jax/")
+    found = read_stack(0, 0, f"Stack (most recent call first):\n{text}{OURS}", "S (sleeping)")
+    assert found.waits_in == ""
+    assert found.place == "train.py:15 in load"
