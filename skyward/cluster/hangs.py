@@ -19,8 +19,14 @@ REPORT_AFTER_S = 300.0
 _FRAMEWORKS = ("-packages/torch/", "-packages/jax/", "-packages/jaxlib/", "-packages/tensorflow/")
 """Whose code a rank stands in while it waits for other ranks. As installed: a project of the user's may lie in a folder
 called jax."""
-_OWN_WAITS = ("/torch/utils/data/", "/torch/multiprocessing/")
-"""But in these it waits for processes of its own."""
+_OWN_WAITS = (
+    "/torch/utils/data/",
+    "/torch/multiprocessing/",
+    "/torch/serialization.py",
+    "/torch/hub.py",
+    "/torch/_inductor/",
+)
+"""But in these it waits for processes of its own, a disk or a network."""
 _CALLER = "/skyward/slot/execute.py"
 _INTEGRATIONS = "/skyward/integrations/"
 _SESSION = f"{_INTEGRATIONS}base.py"
@@ -65,14 +71,17 @@ class RankStack:
     @property
     def waits_in(self) -> str:
         """The collective (or what else of the framework's) that it waits in; empty if it is somewhere else."""
-        if not self.main or any(part in self.main[0].file for part in _OWN_WAITS):
+        if not self.main:
             return ""
-        inside = [frame.function for frame in itertools.takewhile(lambda frame: frame.is_framework, self.main)]
+        inside = list(itertools.takewhile(lambda frame: frame.is_framework, self.main))
         caller = self.main[len(inside) : len(inside) + 1]
         if caller and _INTEGRATIONS in caller[0].file:
             return ""  # before the function, or behind it: ranks may be long in coming, and have a limit there
+        if any(part in frame.file for frame in inside for part in _OWN_WAITS):
+            return ""
         if inside:
-            return next((name for name in reversed(inside) if name not in _WRAPPERS), inside[-1])
+            names = [frame.function for frame in reversed(inside)]
+            return next((name for name in names if name not in _WRAPPERS), names[0])
         return "wait" if ".wait(" in self.main[0].source else ""
 
     @property

@@ -35,6 +35,11 @@ MEETING = f"""\
   File "/usr/lib/python3.11/contextlib.py", line 137 in __enter__
   File "{SITE}/skyward/integrations/base.py", line 90 in _session
 """
+LOAD = f"""\
+  File "{SITE}/torch/serialization.py", line 500 in _open_zipfile_reader
+  File "{SITE}/torch/serialization.py", line 1500 in load
+  File "/home/ada/train.py", line 5 in train
+"""
 SLEEP = '  File "/home/ada/train.py", line 15 in load\n  File "/home/ada/train.py", line 19 in train\n'
 
 
@@ -44,7 +49,15 @@ def stack(rank: int, frames: str, state: str = "S (sleeping)") -> RankStack:
 
 @pytest.mark.parametrize(
     ("frames", "collective"),
-    [(ALL_REDUCE, "all_reduce"), (BACKWARD, "backward"), (LOADER, ""), (SLEEP, ""), (MEETING, ""), ("", "")],
+    [
+        (ALL_REDUCE, "all_reduce"),
+        (BACKWARD, "backward"),
+        (LOADER, ""),
+        (LOAD, ""),
+        (SLEEP, ""),
+        (MEETING, ""),
+        ("", ""),
+    ],
 )
 def test_a_collective_is_told_from_other_waits(frames: str, collective: str) -> None:
     assert stack(0, frames).waits_in == collective
