@@ -10,13 +10,14 @@ import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
 from ..errors import RendezvousFailed, UsageError
 from ..launch import RanksPerNode
+from ..slot.ports import PortLocks, port_behind
 from ..topology import Rank
 from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework, numeric_threads
 from .rendezvous import MEETING_LIMIT_S, listen_at_head, past_the_proxy, wait_for_head
@@ -100,6 +101,7 @@ class JaxIntegration(IntegrationBase):
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """Where the ranks meet. What is the user's choice is only set where there is none."""
+        rank = _at_own_port(rank)
         chosen = {
             "PJRT_NPROC": str(numeric_threads(rank))
         }  # of the CPU backend, which else takes a thread for each core
@@ -123,6 +125,9 @@ class JaxIntegration(IntegrationBase):
         if self.local_device_count is not None:
             framework.config.update("jax_num_cpu_devices", self.local_device_count)
         _name_the_address(rank)
+        rank = _at_own_port(rank)
+        if rank.rank == 0:
+            PortLocks(rank.local_addr).hold(rank.head_port)  # until the process ends
         _meet(framework, rank)
 
     @contextmanager
@@ -134,6 +139,11 @@ class JaxIntegration(IntegrationBase):
         yield
         _finish_computing(framework)
         framework.distributed.shutdown()  # does nothing if the function has done it
+
+
+def _at_own_port(rank: Rank) -> Rank:
+    """JAX meets before the gang's port: there torch meets, which may stand on the same function."""
+    return replace(rank, head_port=port_behind(rank.head_port, -1))
 
 
 def _meet(framework: Any, rank: Rank) -> None:

@@ -121,14 +121,14 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_plain")
 def test_the_environment_says_where_the_ranks_meet() -> None:
     assert JaxIntegration().environment(rank()) == {
-        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:21000",
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:20999",
         "JAX_NUM_PROCESSES": "8",
         "JAX_PROCESS_ID": "5",
         "PJRT_NPROC": "4",
         "NCCL_SOCKET_IFNAME": "eth1",
     }
     environment = JaxIntegration().environment(rank(head_addr="fd00::1", interface=""))
-    assert environment["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:21000"
+    assert environment["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:20999"
     assert "NCCL_SOCKET_IFNAME" not in environment
 
 
@@ -384,11 +384,13 @@ class Occupied(JaxIntegration):
     def environment(self, rank: Rank) -> dict[str, str]:
         import socket
 
+        environment = super().environment(rank)
         if rank.rank == 0 and not os.path.exists(self.marker):
-            Path(self.marker).write_text(str(rank.head_port))
-            stranger = socket.create_server((rank.head_addr, rank.head_port))
+            _, _, port = environment["JAX_COORDINATOR_ADDRESS"].rpartition(":")
+            Path(self.marker).write_text(port)
+            stranger = socket.create_server((rank.head_addr, int(port)))
             stranger.detach()  # it stays open as long as the process
-        return super().environment(rank)
+        return environment
 
 
 def test_a_taken_port_makes_the_gang_meet_at_another(pool: ComputePool, tmp_path: Path) -> None:

@@ -1,0 +1,65 @@
+"""Integrations of several frameworks on one function: each has its world, and they do not get in each other's way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import skyward as sky
+from skyward.pool import ComputePool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ComputePool]:
+    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _travelling() -> Iterator[None]:
+    # The nodes need not import this file, and pytest with it.
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def worlds() -> tuple[int, int]:
+    """Of torch and of JAX, counted by a collective each."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    from jax.experimental.multihost_utils import process_allgather
+
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    return int(ones.item()), int(process_allgather(np.ones(1)).sum())
+
+
+def worlds_and_workers() -> tuple[int, int, int]:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    ones = strategy.run(lambda: tf.constant(1.0))
+    return *worlds(), int(strategy.reduce("SUM", ones, axis=None))
+
+
+@pytest.mark.parametrize("order", ["torch, jax", "jax, torch"])
+def test_torch_and_jax_meet_side_by_side(pool: ComputePool, order: str) -> None:
+    decorated: Callable[[], Any] = worlds
+    for name in reversed(order.split(", ")):
+        decorated = getattr(sky.integrations, name)(decorated)
+    assert sky.compute(decorated)() @ pool == [(2, 2), (2, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["torch, tensorflow, keras", "keras, tensorflow, torch"])
+def test_keras_on_jax_stands_beside_torch_and_tensorflow(pool: ComputePool, order: str) -> None:
+    decorated: Callable[[], Any] = worlds_and_workers
+    for name in reversed(order.split(", ")):
+        decorated = getattr(sky.integrations, name)(decorated)
+    assert sky.compute(decorated)() @ pool == [(2, 2, 2), (2, 2, 2)]
