@@ -197,7 +197,10 @@ def _averaging_callback(keras: Any) -> type:
             # In place: the callbacks behind this one, which may stop the training, are given the same ones, and have
             # to decide alike in all ranks.
             names = sorted(name for name, value in logs.items() if isinstance(value, int | float))
-            (means,) = _means(torch, [torch.tensor([float(logs[name]) for name in names], dtype=torch.float64)])
+            # Where the weights are: nccl exchanges nothing that is not on a GPU.
+            device = self.model.weights[0].value.device
+            values = torch.tensor([float(logs[name]) for name in names], dtype=torch.float64, device=device)
+            (means,) = _means(torch, [values])
             logs.update(zip(names, means.tolist(), strict=True))
 
     return Average
