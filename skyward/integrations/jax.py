@@ -102,9 +102,8 @@ class JaxIntegration(IntegrationBase):
     def environment(self, rank: Rank) -> dict[str, str]:
         """Where the ranks meet. What is the user's choice is only set where there is none."""
         rank = _at_own_port(rank)
-        chosen = {
-            "PJRT_NPROC": str(numeric_threads(rank))
-        }  # of the CPU backend, which else takes a thread for each core
+        # The CPU backend else takes a thread for each core of the machine.
+        chosen = {"PJRT_NPROC": str(numeric_threads(rank))}
         if rank.interface:
             chosen["NCCL_SOCKET_IFNAME"] = rank.interface
         if devices := _own_devices(rank):
