@@ -43,6 +43,8 @@ from skyward.integrations.pools import ScikitLearnPool
 
 from .test_joblib import NoMachines
 
+pytestmark = pytest.mark.sklearn_behaviours
+
 Array = np.ndarray[Any, Any]
 
 

@@ -1,0 +1,19 @@
+"""A pytest plugin: what asks joblib for nothing in particular runs on a pool. For scikit-learn's own tests."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+import skyward as sky
+
+_open = contextlib.ExitStack()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    _open.enter_context(sky.integrations.ScikitLearnPool(sky.Local(), nodes=2, logs=False, cancel_grace_s=0.5))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    _open.close()
