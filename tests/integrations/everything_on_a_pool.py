@@ -12,7 +12,7 @@ _open = contextlib.ExitStack()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    _open.enter_context(sky.integrations.ScikitLearnPool(sky.Local(), nodes=2, logs=False, cancel_grace_s=0.5))
+    _open.enter_context(sky.integrations.ScikitLearnPool(sky.Local(), nodes=2, cancel_grace_s=0.5))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
