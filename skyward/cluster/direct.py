@@ -74,9 +74,9 @@ class DirectEngine:
         self.can_pull = pull.is_possible()
         """Whether slots can read this process's memory, as far as is known."""
         self._leading: Task | None = None
+        """Being submitted while nothing else is open: it may go on a direct line."""
         self._lone = 0
         """The last task that `submit` put on a direct line."""
-        """Being submitted by a caller that will wait for it, while nothing else is open."""
         self._watcher = Watcher()
         self._depth = 0
         self._is_open = False
