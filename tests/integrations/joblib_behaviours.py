@@ -271,7 +271,10 @@ def messages(_: Path) -> Any:
     for verbose in (1, 11, 60):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            Parallel(n_jobs=2, verbose=verbose, batch_size=1, pre_dispatch="all")(delayed(square)(i) for i in range(12))
+            Parallel(n_jobs=2, verbose=verbose, batch_size=1, pre_dispatch="all")(
+                delayed(time.sleep)(0.1)
+                for _ in range(12)  # so long that all are sent before the first ends
+            )
         found.append([plain(out.getvalue()), plain(err.getvalue())])
     return found
 
