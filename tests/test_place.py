@@ -122,7 +122,7 @@ def test_an_initializer_that_cannot_be_sent_is_refused() -> None:
         sky.ComputePool(sky.Local(), initializer=len, initargs=(b"x" * 10_000_000,)).start()
 
 
-# JAX warns of every fork once it was imported, as it was by tests before this one; the child here touches nothing of it.
+# JAX warns of every fork once it was imported, as by tests before this one; the child here touches nothing of it.
 @pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
 def test_the_client_is_not_in_the_way_of_its_forks(pool: sky.ComputePool) -> None:
     """A fork of the client holds a closed pool, and leaves the machines to its parent."""
