@@ -76,9 +76,11 @@ def pull(place: bytes, size: int) -> memoryview:
     half = size // 2 // _HUGE * _HUGE if size >= _SPLIT else 0
     copied: list[int] = []
     if half:
-        other = threading.Thread(
-            target=lambda: copied.append(_read(process, address + half, start + skip + half, size - half))
-        )
+
+        def read_second_half(_kept: mmap.mmap = whole) -> None:  # a cancel may leave us first: it must stay mapped
+            copied.append(_read(process, address + half, start + skip + half, size - half))
+
+        other = threading.Thread(target=read_second_half, name="skyward-pull")
         other.start()
         copied.append(_read(process, address, start + skip, half))
         other.join()
