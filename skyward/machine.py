@@ -31,6 +31,8 @@ class PoolSpec:
     max_hourly_cost: float | None = None
     cancel_grace_s: float = 3.0
     provision_timeout_s: float = 300.0
+    lease_s: float | None = None
+    """Seconds without contact after which a node ends; None: the provider's own default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +46,34 @@ class Offer:
     accelerator: Accelerator | None = None
     is_spot: bool = False
     price_usd_per_hour: float = 0.0
+    architecture: Literal["x86_64", "arm64"] | None = None
+    region: str = ""
+    zone: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A node with a running agent, reachable at a socket on this machine. `handle` is the provider's own."""
+    """A node with a running agent. `handle` is the provider's own; everything else is plain data.
+
+    `socket_path` and `folder` are on the node. A client on the same machine connects to the socket; any other runs
+    `channel`.
+    """
 
     node: int
     socket_path: str
     folder: str
     pid: int
-    """Of the local process that keeps it: the watchdog of a local node, the connection of a remote one."""
+    """Of the node's watchdog where that runs on this machine; 0 where it does not."""
     peer: Peer
     slots: int
     lease_s: float
     interface: str = ""
+    channel: tuple[str, ...] = ()
+    """A command of this machine whose standard input and output are a new channel to the agent; empty: the socket.
+
+    It ends when its input does. Whoever runs it may kill it at any time, and run it again."""
+    offer: Offer | None = None
+    """What it was rented by; None where machines are not rented."""
     handle: Any = field(default=None, compare=False, repr=False)
 
 

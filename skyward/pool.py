@@ -36,6 +36,7 @@ from .cluster.tasks import SendAgain
 from .config import pool_fields
 from .dispatch import Dispatch, refuse_gang_options
 from .errors import ArgumentNotPicklable, PoolClosed, UsageError
+from .events import ignore
 from .executor import PoolExecutor
 from .image import DEFAULT_IMAGE, Image
 from .logs import LogFiles, printer
@@ -182,7 +183,7 @@ class ComputePool:
         self._lock = threading.Lock()
         self._engine: DirectEngine | None = None
         self._dispatch: Dispatch | None = None
-        self._offer: Offer | None = None
+        self._offers: list[Offer] = []
         self._machines: dict[int, Machine] = {}
         self._replacements = 0
         self._owner = os.getpid()
@@ -237,8 +238,8 @@ class ComputePool:
             )
             self._owner = os.getpid()
             try:
-                self._offer = self.provider.offers(self._spec)[0]
-                machines = self.provider.launch(self._spec, self._offer, self._name, list(range(self.nodes)))
+                self._offers = self.provider.offers(self._spec)
+                machines = self._launch(list(range(self.nodes)))
                 self._machines = {machine.node: machine for machine in machines}
                 for machine in machines:
                     Keeper.of_this_process().watch(machine)
@@ -312,6 +313,9 @@ class ComputePool:
         state = "open" if self.is_active else "closed"
         return f"<ComputePool {self._name} {self.provider!r} nodes={self.nodes} concurrency={self.concurrency} {state}>"
 
+    def _launch(self, nodes: list[int]) -> list[Machine]:
+        return self.provider.launch(self._spec, self._offers, self._name, nodes, ignore)
+
     def replace(self, node: int) -> Machine | None:
         """For the engine: another machine in the place of one that was lost."""
         old = self._machines.get(node)
@@ -319,9 +323,9 @@ class ComputePool:
             self.provider.terminate([old])
             Keeper.of_this_process().forget(old)
         self._replacements += 1
-        if self._engine is None or self._offer is None or self._replacements > _MAX_REPLACEMENTS:
+        if self._engine is None or self._replacements > _MAX_REPLACEMENTS:
             return None
-        (machine,) = self.provider.launch(self._spec, self._offer, self._name, [node])
+        (machine,) = self._launch([node])
         Keeper.of_this_process().watch(machine)
         with self._lock:
             if self._engine is not None:

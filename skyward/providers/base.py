@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol
 
+from ..events import Emit
 from ..machine import Machine, Offer, PoolSpec
 
 __all__ = ["Provider"]
@@ -26,6 +27,9 @@ class Provider(Protocol):
     shares_files: ClassVar[bool]
     """Whether a path names the same file here and on a node."""
 
+    is_rented: ClassVar[bool]
+    """Whether its machines cost money while they exist, so that what a dead client left is to be looked for."""
+
     def offers(self, spec: PoolSpec) -> list[Offer]:
         """What would fit, cheapest first. Raises NoCapacity if nothing does."""
         ...
@@ -34,8 +38,11 @@ class Provider(Protocol):
         """Exactly what `launch` would ask for, without asking for it: one entry for each node."""
         ...
 
-    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
-        """Make the nodes with these indices. Raises ProviderError."""
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        """Make the nodes with these indices by the first of the offers that can be had now.
+
+        Raises NoCapacity when none of them can, another ProviderError or NodeError when a machine does not come up.
+        """
         ...
 
     def terminate(self, machines: list[Machine]) -> None:

@@ -19,6 +19,7 @@ from typing import ClassVar
 from ..agent.main import SOCKET_NAME
 from ..agent.watchdog import processes_below
 from ..errors import NoCapacity, ProviderError
+from ..events import Emit
 from ..image import LOCAL_FIELDS
 from ..machine import Machine, Offer, PoolSpec
 from ..topology import Peer
@@ -57,6 +58,7 @@ class Local:
     extra: ClassVar[str] = ""
     acts_on_image: ClassVar[frozenset[str]] = frozenset(LOCAL_FIELDS)
     shares_files: ClassVar[bool] = True
+    is_rented: ClassVar[bool] = False
 
     lease_s: float = 5.0
     """Seconds after which a node ends by itself when the client and its keeper are gone; > 0."""
@@ -77,7 +79,7 @@ class Local:
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[NodeConfig]:
         return [self._config(spec, pool, node) for node in range(spec.nodes)]
 
-    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         configs = [self._config(spec, pool, node) for node in nodes]
         started: list[tuple[NodeConfig, subprocess.Popen[bytes]]] = []
         try:

@@ -15,6 +15,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NoCapacity, NodeError
+from skyward.events import Emit
 from skyward.machine import Machine, Offer, PoolSpec
 from skyward.providers.local import collect_garbage
 
@@ -61,8 +62,8 @@ def test_descriptors_and_threads_do_not_grow_over_twenty_pools(inside: Sandbox) 
 class LosesItsSecondNode(sky.Local):
     """Its second machine dies between its launch and the first contact."""
 
-    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
-        machines = super().launch(spec, offer, pool, nodes)
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        machines = super().launch(spec, offers, pool, nodes, emit)
         os.kill(machines[1].pid, signal.SIGKILL)
         machines[1].handle.wait()
         return machines
@@ -72,8 +73,8 @@ class LosesItsSecondNode(sky.Local):
 class FailsAtItsSecondNode(sky.Local):
     """One machine comes up, then there are no more."""
 
-    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
-        first = super().launch(spec, offer, pool, nodes[:1])
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        first = super().launch(spec, offers, pool, nodes[:1], emit)
         for machine in first:
             os.kill(machine.pid, 0)
             machine.handle.kill()  # its watchdog; the rest of the node ends with it
