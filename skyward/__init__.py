@@ -39,7 +39,7 @@ _MODULES = {
     "skyward.slot.sharding": ("shard",),
     "skyward.topology": ("InstanceInfo",),
 }
-_SUBMODULES = ("accelerators", "errors", "integrations")
+_SUBMODULES = ("accelerators", "errors", "events", "integrations")
 
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -2,6 +2,7 @@
 
 from . import accelerators as accelerators
 from . import errors as errors
+from . import events as events
 from . import integrations as integrations
 from ._version import __version__ as __version__
 from .accelerators import Accelerator as Accelerator
@@ -47,6 +48,7 @@ __all__ = [
     "accelerators",
     "compute",
     "errors",
+    "events",
     "gather",
     "instance_info",
     "integrations",

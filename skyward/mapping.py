@@ -59,6 +59,10 @@ class _ChunkTask(Task):
     events: queue.SimpleQueue[tuple[Any, ...]]
     delivered: int = 0
 
+    @property
+    def calls(self) -> int:
+        return len(self.items)
+
     def on_result(self, received: Received) -> None:
         self.events.put(("done", self, received))
 

@@ -9,8 +9,10 @@ import itertools
 import os
 import sys
 import threading
+import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Self, TypeVar, overload
 
@@ -18,6 +20,7 @@ import cloudpickle
 
 from .accelerators import Accelerator
 from .allocation import AllocationStrategy, validate_allocation
+from .announcer import Announcer, EventStream
 from .calls import (
     CallOptions,
     ComputeFunction,
@@ -36,7 +39,8 @@ from .cluster.tasks import SendAgain
 from .config import pool_fields
 from .dispatch import Dispatch, refuse_gang_options
 from .errors import ArgumentNotPicklable, PoolClosed, UsageError
-from .events import ignore
+from .events import Event, PoolReady, PoolStarted
+from .events import PoolClosed as ClosedEvent
 from .executor import PoolExecutor
 from .image import DEFAULT_IMAGE, Image
 from .logs import LogFiles, printer
@@ -85,6 +89,8 @@ class ComputePool:
         max_hourly_cost: USD per hour for the whole pool at most; None: no limit.
         cancel_grace_s: seconds between the SIGINT and the SIGKILL of a call that is cancelled, >= 0.
         provision_timeout_s: seconds that machines may take to come up, > 0.
+        on_event: called with each event of the pool (see `skyward.events`), in order, by a thread of ours. What it
+            raises is reported once and harms nothing.
 
     Raises:
         UsageError: a field is out of its range; the message names it.
@@ -122,6 +128,7 @@ class ComputePool:
         max_hourly_cost: float | None = None,
         cancel_grace_s: float = 3.0,
         provision_timeout_s: float = 300.0,
+        on_event: Callable[[Event], object] | None = None,
         **aliases: Any,
     ) -> None:
         if aliases:
@@ -187,6 +194,11 @@ class ComputePool:
         self._machines: dict[int, Machine] = {}
         self._replacements = 0
         self._owner = os.getpid()
+        on_heard = weakref.WeakMethod(self._on_heard)  # a pool that is dropped must not wait for a collection
+        self._announcer = Announcer(on_event, lambda is_heard: _call(on_heard(), is_heard))
+        weakref.finalize(self, self._announcer.close).atexit = False  # readers of one that was never entered
+        self._emit = self._announcer.emit
+        self._began_at = 0.0
 
     @classmethod
     def named(cls, name: str, **overrides: Any) -> ComputePool:
@@ -216,6 +228,20 @@ class ComputePool:
         """What the pool asks of its provider."""
         return self._spec
 
+    def events(self) -> EventStream:
+        """What happens to the pool from now on, as it comes: an iterator of `skyward.events`.
+
+        Any thread may read it, and there may be several. It ends when the pool is closed. At most 10,000 events wait in
+        it; then the oldest are dropped, and `EventsDropped` says how many. To see the pool start, ask before
+        it is entered.
+        """
+        return self._announcer.listen()
+
+    def _on_heard(self, is_heard: bool) -> None:
+        engine = self._engine
+        if engine is not None:
+            engine.tell_tasks(is_heard)
+
     def agent_pids(self) -> dict[int, int]:
         """By node: the process id of its agent, on that node's machine. A node that is being replaced is not in it.
 
@@ -230,11 +256,15 @@ class ComputePool:
             if self._engine is not None:
                 raise UsageError(f"{self!r} is open already")
             self._warn_unused()
+            self._announcer.open()
+            self._began_at = time.monotonic()
+            self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self.nodes))
             engine = DirectEngine(
                 self._name,
                 cancel_grace_s=self._spec.cancel_grace_s,
                 logs=self._sink,
                 initializer=_pickled_initializer(self._initializer),
+                emit=self._emit,
             )
             self._owner = os.getpid()
             try:
@@ -244,10 +274,15 @@ class ComputePool:
                 for machine in machines:
                     Keeper.of_this_process().watch(machine)
                 engine.start(machines, self)
-            except BaseException:  # Ctrl-C too
-                self._tear_down(engine)
+            except BaseException as error:  # Ctrl-C too
+                try:
+                    self._tear_down(engine)
+                finally:
+                    self._say_closed(f"{type(error).__name__}: {error}")
                 raise
             self._engine = engine
+            engine.tell_tasks(self._announcer.is_heard)
+            self._emit(PoolReady(pool=self._name, seconds=time.monotonic() - self._began_at))
             self._dispatch = Dispatch(engine, self._default_timeout_s)
         push_active(self)
         return self
@@ -266,15 +301,23 @@ class ComputePool:
                 self._engine.wait_stopped()
         finally:
             pop_active(self)
-            with self._lock:
-                engine, self._engine = self._engine, None
-                dispatch, self._dispatch = self._dispatch, None
-                if engine is not None:
-                    self._tear_down(engine)
-                if dispatch is not None:
-                    dispatch.close()
-            if isinstance(self._sink, LogFiles):
-                self._sink.close()
+            try:
+                with self._lock:
+                    engine, self._engine = self._engine, None
+                    dispatch, self._dispatch = self._dispatch, None
+                    if engine is not None:
+                        self._tear_down(engine)
+                    if dispatch is not None:
+                        dispatch.close()
+                if isinstance(self._sink, LogFiles):
+                    self._sink.close()
+            finally:
+                self._say_closed()
+
+    def _say_closed(self, reason: str = "") -> None:
+        seconds = time.monotonic() - self._began_at
+        self._emit(ClosedEvent(pool=self._name, seconds=seconds, reason=reason))
+        self._announcer.close()
 
     def _tear_down(self, engine: DirectEngine) -> None:
         if self._owner != os.getpid():
@@ -314,7 +357,7 @@ class ComputePool:
         return f"<ComputePool {self._name} {self.provider!r} nodes={self.nodes} concurrency={self.concurrency} {state}>"
 
     def _launch(self, nodes: list[int]) -> list[Machine]:
-        return self.provider.launch(self._spec, self._offers, self._name, nodes, ignore)
+        return self.provider.launch(self._spec, self._offers, self._name, nodes, self._emit)
 
     def replace(self, node: int) -> Machine | None:
         """For the engine: another machine in the place of one that was lost."""
@@ -529,6 +572,11 @@ class ComputePool:
         """A standard `concurrent.futures.Executor` on this pool."""
         self._running()
         return PoolExecutor(self)
+
+
+def _call(method: Callable[[bool], None] | None, value: bool) -> None:
+    if method is not None:
+        method(value)
 
 
 def _pickled_initializer(initializer: tuple[Callable[..., object], tuple[Any, ...]] | None) -> bytes | None:

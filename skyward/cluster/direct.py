@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import InternalError, PoolClosed, TaskTimeout
+from ..events import Emit, NodeReady, ignore
 from ..machine import LogSink, Machine, Machines
 from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
 from ..topology import AcceleratorInfo
@@ -41,6 +42,7 @@ from .gangs import Gangs
 from .link import LEAD_S, Line, NodeLink, Readable, connect
 from .logs import LogRouter
 from .tasks import Loss, PulledTask, StreamTask, Task, TaskFailure, loss_error
+from .telling import TaskCounts, TaskTeller
 from .watcher import Watcher
 
 __all__ = ["DirectEngine"]
@@ -53,8 +55,18 @@ _engines: weakref.WeakSet[DirectEngine] = weakref.WeakSet()
 class DirectEngine:
     """Runs tasks on machines that have agents. Thread-safe. `start` once, `close` once (or more)."""
 
-    def __init__(self, job_id: str, *, cancel_grace_s: float, logs: LogSink | None, initializer: bytes | None) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        cancel_grace_s: float,
+        logs: LogSink | None,
+        initializer: bytes | None,
+        emit: Emit = ignore,
+    ) -> None:
         self.job_id = job_id
+        self._emit = emit
+        self._teller = TaskTeller(emit)
         self._grace_s = cancel_grace_s
         self._initializer = initializer
         self._logs = LogRouter(logs)
@@ -122,6 +134,7 @@ class DirectEngine:
         )
         link.send(Kind.SLOT_CONFIG, body=pickle.dumps(topology))
         self._dirty.add(link)
+        self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
         self._perform(self._scheduler.node_up(machine.node, machine.slots))
 
     def _accelerators(self, node: int) -> int:
@@ -177,6 +190,8 @@ class DirectEngine:
             open_tasks = list(self._tasks.values())
             gangs = self._gangs.take_all()
             self._tasks.clear()
+            for task in open_tasks:
+                self._teller.ended(task, ok=False)
             self._idle.notify_all()
         error = PoolClosed("the pool was closed before the call ended")
         for task in open_tasks:
@@ -228,6 +243,17 @@ class DirectEngine:
         """Of the nodes that are up: the process id of the agent, on its machine."""
         with self._lock:
             return {node: int(link.facts["pid"]) for node, link in self._links.items()}
+
+    def tell_tasks(self, is_heard: bool) -> None:
+        """Whether TaskSent and TaskEnded are emitted, from now on."""
+        self._teller.is_heard = is_heard
+
+    def counts(self) -> TaskCounts:
+        """How much is going on."""
+        with self._lock:
+            busy, queued = self._scheduler.counts()
+            ended, failed = self._teller.calls_ended, self._teller.calls_failed
+        return TaskCounts(busy=busy, queued=queued, ended=ended, failed=failed)
 
     def submit(self, task: Task, *, pinned: int | None = None) -> None:
         """Raises PoolClosed. Everything else is told to the task."""
@@ -385,7 +411,7 @@ class DirectEngine:
         link = self._links[node]
         if not (task is self._leading and self._send_on_line(link, task)):
             if isinstance(task, PulledTask):  # another task came first; this one's caller sends it as blobs
-                self._forget(task)
+                self._forget(task, ok=None)
                 self._after.append(task.send_again)
                 self._perform(self._scheduler.finished(task.id))
                 return
@@ -394,6 +420,8 @@ class DirectEngine:
         task.attempt += 1
         if task.timeout_s is not None:
             self._at(task.timeout_s, self._time_out, task.id, task.attempt)
+        if self._teller.is_heard:
+            self._teller.sent(task, node)
         task.on_sent()
 
     def _send_on_line(self, link: NodeLink, task: Task) -> bool:
@@ -427,9 +455,12 @@ class DirectEngine:
         if not task.is_cancelled:
             self._after.append(lambda: task.on_failed(error))
 
-    def _forget(self, task: Task) -> None:
+    def _forget(self, task: Task, *, ok: bool | None = False) -> None:
+        """`ok`: whether it gave its value; None: another takes its place."""
         self._tasks.pop(task.id, None)
         self._losses.pop(task.id, None)
+        if ok is not None:
+            self._teller.ended(task, ok=ok)
         if not self._tasks and not self._gangs:
             self._idle.notify_all()
 
@@ -679,7 +710,7 @@ class DirectEngine:
     def _finish(self, task: Task, node: int, elapsed_ns: int | None = None) -> None:
         self._release(task, node)
         self._logs.end(task)
-        self._forget(task)
+        self._forget(task, ok=elapsed_ns is not None)
         if not isinstance(task, RankTask):
             self._perform(self._scheduler.finished(task.id, elapsed_ns))
 
@@ -771,6 +802,7 @@ class DirectEngine:
             if self._links.get(node) is link:
                 del self._links[node]
             will_return = self._source is not None
+            self._teller.node_lost(node, will_return=will_return)
             for task in list(self._tasks.values()):
                 self._lose(task, node)
             self._perform(self._scheduler.node_lost(node, will_return=will_return))
@@ -817,11 +849,13 @@ class DirectEngine:
                     link.channel.close()
                 return
             if machine is None or link is None:
+                self._teller.node_lost(node, will_return=False)
                 self._perform(self._scheduler.node_lost(node, will_return=False))
                 return
             self._machines[node] = machine
             self._links[node] = link
             self._node_up(machine)
+            self._teller.node_replaced(node)
         self._wake()
 
 

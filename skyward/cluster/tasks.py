@@ -119,6 +119,11 @@ class Task:
     """Whether it is told of the loss of its process by `on_lost`, and is then finished for the engine."""
 
     @property
+    def calls(self) -> int:
+        """How many calls of the user's it is."""
+        return 1
+
+    @property
     def call(self) -> tuple[int, int]:
         """The number of the call that it is part of, and how often that was started again."""
         return self.id, 0

@@ -115,6 +115,12 @@ class Scheduler:
         self._mean_ns = float(SHORT_TASK_NS)
         self._turn = 0
 
+    def counts(self) -> tuple[int, int]:
+        """(slots that have something to do, tasks and gangs that wait for a slot)."""
+        busy = sum(min(node.load, node.slots) for node in self._nodes.values())
+        ahead = sum(max(0, node.load - node.slots) for node in self._nodes.values())
+        return busy, ahead + len(self._queue)
+
     # Events ---------------------------------------------------------------------------------------------------------
 
     def node_up(self, node: int, slots: int) -> list[Action]:

@@ -1,0 +1,71 @@
+"""What an engine tells of its tasks: counts for whoever looks, events where somebody listens."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ..events import Emit, NodeLost, NodeReplaced, TaskEnded, TaskSent, ignore
+from .tasks import Task
+
+__all__ = ["TaskCounts", "TaskTeller"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskCounts:
+    """`busy`: slots that have something to do; `queued`: what waits for one; `ended` and `failed`: calls, so far."""
+
+    busy: int
+    queued: int
+    ended: int
+    failed: int
+
+
+class TaskTeller:
+    """Used under the engine's lock. `is_heard` False, as ever: a task costs two additions."""
+
+    def __init__(self, emit: Emit = ignore) -> None:
+        self._emit = emit
+        self.is_heard = False
+        """Whether tasks are told one by one; any thread may set it."""
+        self.calls_ended = 0
+        self.calls_failed = 0
+        self._sent: dict[int, tuple[float, int]] = {}
+        self._lost_at: dict[int, float] = {}
+
+    def sent(self, task: Task, node: int) -> None:
+        """Only where `is_heard`."""
+        self._sent[task.id] = (time.monotonic(), node)
+        self._emit(TaskSent(task=task.id, name=task.name, node=node, rank=task.rank, calls=task.calls))
+
+    def ended(self, task: Task, *, ok: bool) -> None:
+        calls = task.calls
+        self.calls_ended += calls
+        if not ok and not task.is_cancelled:
+            self.calls_failed += calls
+        if self.is_heard or self._sent:
+            self._tell_end(task, ok)
+
+    def _tell_end(self, task: Task, ok: bool) -> None:
+        sent_at, node = self._sent.pop(task.id, (0.0, -1))
+        if node >= 0:  # else it never left, or before anybody listened
+            seconds = time.monotonic() - sent_at
+            self._emit(
+                TaskEnded(
+                    task=task.id,
+                    name=task.name,
+                    node=node,
+                    ok=ok,
+                    seconds=seconds,
+                    rank=task.rank,
+                    calls=task.calls,
+                )
+            )
+
+    def node_lost(self, node: int, *, will_return: bool, reason: str = "") -> None:
+        self._lost_at.setdefault(node, time.monotonic())
+        self._emit(NodeLost(node=node, reason=reason, will_be_replaced=will_return))
+
+    def node_replaced(self, node: int) -> None:
+        lost_at = self._lost_at.pop(node, time.monotonic())
+        self._emit(NodeReplaced(node=node, seconds=time.monotonic() - lost_at))

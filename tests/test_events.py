@@ -1,0 +1,122 @@
+"""What a pool says of itself, to an iterator and to a function."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+import skyward as sky
+from skyward import events
+
+
+def kinds(seen: list[events.Event]) -> list[str]:
+    return [type(event).__name__ for event in seen if not isinstance(event, events.NodeUsage)]
+
+
+@sky.compute
+def double(x: int) -> int:
+    return 2 * x
+
+
+@sky.compute
+def fail() -> None:
+    raise ValueError("no")
+
+
+def test_a_pools_life_is_told_from_its_start_to_its_end() -> None:
+    seen: list[events.Event] = []
+    with sky.ComputePool(sky.Local(), nodes=2, on_event=seen.append) as pool:
+        assert double(2) >> pool == 4
+    assert kinds(seen)[:4] == ["PoolStarted", "NodeReady", "NodeReady", "PoolReady"]
+    assert kinds(seen)[-1] == "PoolClosed"
+    started, ready, closed = seen[0], seen[3], seen[-1]
+    assert isinstance(started, events.PoolStarted)
+    assert (started.provider, started.nodes) == ("local", 2)
+    assert isinstance(ready, events.PoolReady)
+    assert isinstance(closed, events.PoolClosed)
+    assert 0 < ready.seconds < closed.seconds
+    assert closed.reason == ""
+
+
+def test_events_can_be_read_by_another_thread_until_the_pool_is_closed() -> None:
+    pool = sky.ComputePool(sky.Local())
+    seen: list[events.Event] = []
+    stream = pool.events()
+    reader = threading.Thread(target=lambda: seen.extend(stream))
+    reader.start()
+    with pool:
+        double(1) >> pool
+    reader.join(10)
+    assert not reader.is_alive()
+    assert kinds(seen) == ["PoolStarted", "NodeReady", "PoolReady", "TaskSent", "TaskEnded", "PoolClosed"]
+
+
+def test_calls_are_told_with_their_name_node_outcome_and_time() -> None:
+    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+        stream = pool.events()
+        double(1) >> pool
+        with pytest.raises(ValueError, match="no"):
+            fail() >> pool
+        double(3) @ pool
+        pool.map(double, range(100))
+    told = list(stream)
+    sent = [event for event in told if isinstance(event, events.TaskSent)]
+    ended = [event for event in told if isinstance(event, events.TaskEnded)]
+    assert [event.task for event in sent if event.name != "double"] == [event.task for event in ended if not event.ok]
+    assert {event.task for event in sent} == {event.task for event in ended}  # one may be taken back and sent again
+    assert len({event.task for event in ended}) == len(ended)
+    assert sum(event.calls for event in ended if event.ok) == 1 + 2 + 100
+    assert {event.node for event in ended} == {0, 1}
+    assert all(event.seconds > 0 for event in ended)
+
+
+def test_ranks_of_a_gang_are_told_one_by_one() -> None:
+    @sky.compute
+    @sky.integrations.torch(backend="gloo")
+    def rank() -> int:
+        return 1
+
+    with sky.ComputePool(sky.Local(), nodes=2) as pool:
+        stream = pool.events()
+        rank() @ pool
+    ended = [event for event in stream if isinstance(event, events.TaskEnded)]
+    assert sorted((event.rank, event.node, event.ok) for event in ended) == [(0, 0, True), (1, 1, True)]
+
+
+def test_a_lost_node_and_the_one_in_its_place_are_told() -> None:
+    with sky.ComputePool(sky.Local(), nodes=2, logs=False) as pool:
+        stream = pool.events()
+        os.kill(pool.agent_pids()[1], signal.SIGKILL)
+        lost = next(event for event in stream if isinstance(event, events.NodeLost))
+        replaced = next(event for event in stream if isinstance(event, events.NodeReplaced))
+        assert (lost.node, lost.will_be_replaced, replaced.node) == (1, True, 1)
+        assert replaced.seconds > 0
+
+
+def test_a_pool_that_cannot_start_says_why_and_ends_its_streams() -> None:
+    pool = sky.ComputePool(sky.Local(), vcpus=100_000)
+    stream = pool.events()
+    with pytest.raises(sky.errors.NoCapacity):
+        pool.start()
+    *_, closed = stream
+    assert isinstance(closed, events.PoolClosed)
+    assert "vcpus=100000" in closed.reason
+
+
+def test_a_reader_of_a_pool_that_is_dropped_unopened_does_not_wait_for_ever() -> None:
+    pool = sky.ComputePool(sky.Local())
+    stream = pool.events()
+    del pool
+    assert list(stream) == []
+
+
+def test_a_pool_that_was_closed_tells_again_when_it_is_opened_again() -> None:
+    pool = sky.ComputePool(sky.Local())
+    for _ in range(2):
+        stream = pool.events()
+        with pool:
+            pass
+        assert kinds(list(stream)) == ["PoolStarted", "NodeReady", "PoolReady", "PoolClosed"]
