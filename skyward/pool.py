@@ -57,6 +57,8 @@ __all__ = ["ComputePool"]
 T = TypeVar("T")
 
 _MAX_REPLACEMENTS = 16
+_USAGE_S = 2.0
+"""Seconds between two NodeUsage of a node, where somebody listens."""
 
 
 class ComputePool:
@@ -241,6 +243,8 @@ class ComputePool:
         engine = self._engine
         if engine is not None:
             engine.tell_tasks(is_heard)
+            if is_heard:
+                engine.ask_usage(_USAGE_S)
 
     def agent_pids(self) -> dict[int, int]:
         """By node: the process id of its agent, on that node's machine. A node that is being replaced is not in it.
@@ -281,7 +285,7 @@ class ComputePool:
                     self._say_closed(f"{type(error).__name__}: {error}")
                 raise
             self._engine = engine
-            engine.tell_tasks(self._announcer.is_heard)
+            self._on_heard(self._announcer.is_heard)
             self._emit(PoolReady(pool=self._name, seconds=time.monotonic() - self._began_at))
             self._dispatch = Dispatch(engine, self._default_timeout_s)
         push_active(self)

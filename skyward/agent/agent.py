@@ -29,6 +29,7 @@ from .loop import Loop
 from .session import Session
 from .slots import Pending, Slot, make_slot
 from .stacks import RankWatch, crash_of
+from .usage import UsageMeter
 from .watchdog import Lease, kill_session
 from .zygotes import Zygote
 
@@ -67,6 +68,7 @@ class Agent:
         self._by_pid: dict[int, Slot] = {}
         self._forking: dict[int, Slot] = {}
         self._watch = RankWatch(self._loop, lambda task, body: self._send(Kind.STACK, task, body, lane=1))
+        self._usage = UsageMeter(self._loop, lambda body: self._send(Kind.USAGE, body=body))
         self._orders = 0
         self._lines = 0
         self._dead_line: tuple[int, int, int] = (0, 0, 0)
@@ -84,6 +86,7 @@ class Agent:
             Kind.TAKE_STACK: self._on_take_stack,
             Kind.RESERVE_PORT: self._on_reserve_port,
             Kind.RELEASE_PORT: lambda frame: self._ports.release(frame.lane),
+            Kind.USAGE: lambda frame: self._usage.ask(frame.lane / 10),
             Kind.HOLD: self._on_hold,
             Kind.UNHOLD: self._on_unhold,
             Kind.SLOT_CONFIG: self._on_topology,
@@ -639,6 +642,7 @@ class Agent:
             slot.close()
         for zygote in self._zygotes.values():
             zygote.close()
+        self._usage.close()
         self._ports.release_all()
 
 

@@ -67,6 +67,7 @@ class DirectEngine:
         self.job_id = job_id
         self._emit = emit
         self._teller = TaskTeller(emit)
+        self._usage_tenths = 0
         self._grace_s = cancel_grace_s
         self._initializer = initializer
         self._logs = LogRouter(logs)
@@ -133,6 +134,8 @@ class DirectEngine:
             initializer=self._initializer,
         )
         link.send(Kind.SLOT_CONFIG, body=pickle.dumps(topology))
+        if self._usage_tenths:
+            link.send(Kind.USAGE, lane=self._usage_tenths)
         self._dirty.add(link)
         self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
         self._perform(self._scheduler.node_up(machine.node, machine.slots))
@@ -247,6 +250,13 @@ class DirectEngine:
     def tell_tasks(self, is_heard: bool) -> None:
         """Whether TaskSent and TaskEnded are emitted, from now on."""
         self._teller.is_heard = is_heard
+
+    def ask_usage(self, every_s: float) -> None:
+        """From now on each node says how busy it is, as NodeUsage; 0: no more."""
+        with self._changing():
+            self._usage_tenths = int(every_s * 10)
+            for node in self._links:
+                self._tell(node, Kind.USAGE, lane=self._usage_tenths)
 
     def counts(self) -> TaskCounts:
         """How much is going on."""
@@ -686,6 +696,8 @@ class DirectEngine:
             link.is_led = False
         elif kind == Kind.LINE:
             self._on_line(link.node, frame)
+        elif kind == Kind.USAGE:
+            self._teller.usage(link.node, frame.body)
         elif task is None:
             if kind in (Kind.PART, Kind.ITEM):
                 link.received(frame)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 
-from ..events import Emit, NodeLost, NodeReplaced, TaskEnded, TaskSent, ignore
+from ..events import DeviceUsage, Emit, NodeLost, NodeReplaced, NodeUsage, TaskEnded, TaskSent, ignore
 from .tasks import Task
 
 __all__ = ["TaskCounts", "TaskTeller"]
@@ -61,6 +62,11 @@ class TaskTeller:
                     calls=task.calls,
                 )
             )
+
+    def usage(self, node: int, body: bytes) -> None:
+        said = json.loads(body)
+        devices = tuple(DeviceUsage(**{**device, "index": int(device["index"])}) for device in said.pop("devices"))
+        self._emit(NodeUsage(node=node, devices=devices, **said))
 
     def node_lost(self, node: int, *, will_return: bool, reason: str = "") -> None:
         self._lost_at.setdefault(node, time.monotonic())

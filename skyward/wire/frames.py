@@ -96,6 +96,9 @@ class Kind(IntEnum):
     READY = 50  # S > A
     SLOT_CONFIG = 51  # A > S  pickled SlotConfig
 
+    # Looking on.
+    USAGE = 60  # C > A  lane: tenths of a second between two answers, 0: no more. A > C  json: one of them
+
 
 class Frame(NamedTuple):
     kind: int

@@ -1,0 +1,181 @@
+"""How busy this machine is: processors and memory from /proc, NVIDIA's devices from `nvidia-smi`.
+
+The devices are asked through a process of their own, which says them again and again: a driver that hangs must not
+hang the agent, nor a library of the vendor's bring it down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+from .loop import Loop, Timer
+
+__all__ = ["UsageMeter", "busy_and_total", "devices_of", "memory_of"]
+
+_MIB_PER_GIB = 1024
+_KIB_PER_GIB = 1024 * 1024
+_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
+_LONGEST_LINE = 64 * 1024
+
+
+class UsageMeter:
+    """Tells, while it is asked to. In the agent's one thread.
+
+    `tell` gets json: cpu (0..1 since the last time), cores, memory_used_gib, memory_gib, devices (index, busy,
+    memory_used_gib, memory_gib of each).
+    """
+
+    def __init__(self, loop: Loop, tell: Callable[[bytes], None]) -> None:
+        self._loop = loop
+        self._tell = tell
+        self._timer: Timer | None = None
+        self._interval_s = 0.0
+        self._before = (0.0, 0.0)
+        self._smi: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._devices: dict[int, dict[str, float]] = {}
+
+    def ask(self, interval_s: float) -> None:
+        """From now on, every `interval_s` seconds; 0: no more."""
+        self.close()
+        if interval_s > 0:
+            self._interval_s = interval_s
+            self._before = busy_and_total(_read("/proc/stat"))
+            self._start_smi()
+            self._timer = self._loop.call_later(interval_s, self._sample)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._smi is not None:
+            self._end_smi(self._smi)
+
+    def _sample(self) -> None:
+        busy, total = busy_and_total(_read("/proc/stat"))
+        busy_before, total_before = self._before
+        self._before = busy, total
+        # A container that was frozen, or moved, may find its counters set back.
+        cpu = min(1.0, max(0.0, (busy - busy_before) / (total - total_before))) if total > total_before else 0.0
+        used_gib, gib = memory_of(_read("/proc/meminfo"))
+        said: dict[str, Any] = {
+            "cpu": cpu,
+            "cores": os.cpu_count() or 1,
+            "memory_used_gib": used_gib,
+            "memory_gib": gib,
+            "devices": [self._devices[index] for index in sorted(self._devices)],
+        }
+        self._tell(json.dumps(said).encode())
+        self._timer = self._loop.call_later(self._interval_s, self._sample)
+
+    # Devices --------------------------------------------------------------------------------------------------------
+
+    def _start_smi(self) -> None:
+        program = shutil.which("nvidia-smi")
+        if program is None or not glob.glob("/dev/nvidia[0-9]*"):
+            return
+        every_s = str(max(1, round(self._interval_s)))
+        try:
+            self._smi = subprocess.Popen(
+                [program, _QUERY, "--format=csv,noheader,nounits", "--loop", every_s],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            return
+        assert self._smi.stdout is not None
+        os.set_blocking(self._smi.stdout.fileno(), False)
+        self._rest = b""
+        self._loop.watch(self._smi.stdout, self._read_smi)
+
+    def _read_smi(self) -> None:
+        assert self._smi is not None
+        assert self._smi.stdout is not None
+        try:
+            piece = os.read(self._smi.stdout.fileno(), _LONGEST_LINE)
+        except BlockingIOError:
+            return
+        if not piece:  # it has no driver to ask, or gave up
+            self._end_smi(self._smi)
+            return
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for device in devices_of(b"\n".join(lines).decode(errors="replace")):
+            self._devices[int(device["index"])] = device
+
+    def _end_smi(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self._smi = None
+        self._devices.clear()
+        self._loop.forget(process.stdout)
+        process.stdout.close()
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver holds: the watchdog's, then
+            process.wait(0.5)
+
+
+def busy_and_total(stat: str) -> tuple[float, float]:
+    """Time that all processors were busy, and all their time, since the machine started; from /proc/stat.
+
+    Source: proc_stat(5). `guest` is in `user` already; `iowait` is idle time.
+    """
+    for line in stat.splitlines():
+        name, *numbers = line.split()
+        if name == "cpu":
+            user, nice, system, idle, iowait, irq, softirq, steal = (float(n) for n in [*numbers, *"0000000"][:8])
+            busy = user + nice + system + irq + softirq + steal
+            return busy, busy + idle + iowait
+    return 0.0, 0.0
+
+
+def memory_of(meminfo: str) -> tuple[float, float]:
+    """(used, all of it) in GiB, from /proc/meminfo; what the kernel would give back counts as free."""
+    kib = {}
+    for line in meminfo.splitlines():
+        name, _, rest = line.partition(":")
+        with contextlib.suppress(ValueError, IndexError):
+            kib[name] = float(rest.split()[0])
+    total = kib.get("MemTotal", 0.0)
+    return (total - kib.get("MemAvailable", total)) / _KIB_PER_GIB, total / _KIB_PER_GIB
+
+
+def devices_of(csv: str) -> list[dict[str, float]]:
+    """The lines of nvidia-smi as values. What it cannot tell of a device (a slice of one says "[N/A]") is 0."""
+    found = []
+    for line in csv.splitlines():
+        cells = [_number(cell) for cell in line.split(",")]
+        if len(cells) == 4:
+            index, percent, used_mib, mib = cells
+            found.append(
+                {
+                    "index": index,
+                    "busy": percent / 100,
+                    "memory_used_gib": used_mib / _MIB_PER_GIB,
+                    "memory_gib": mib / _MIB_PER_GIB,
+                }
+            )
+    return found
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return 0.0
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:  # not Linux
+        return ""
