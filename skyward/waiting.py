@@ -36,9 +36,7 @@ def values_of(futures: list[Future[T]]) -> list[T]:
                     raise error
         return [future.result() for future in futures]
     finally:
-        for future in futures:
-            if not future.done():
-                future.cancel()
+        _stop(futures)
         del futures
 
 
@@ -48,17 +46,21 @@ def streamed(futures: list[Future[T]], *, ordered: bool) -> Iterator[T]:
         for future in futures if ordered else concurrent.futures.as_completed(futures):
             yield future.result()
     finally:
-        for future in futures:
-            if not future.done():
-                future.cancel()
+        _stop(futures)
+
+
+def _stop(futures: list[Future[T]]) -> None:
+    """Cancel what is open, the newest first: none that waits begins in the place of one that was stopped."""
+    for future in reversed(futures):
+        if not future.done():
+            future.cancel()
 
 
 def joined(futures: list[Future[Any]]) -> Future[tuple[Any, ...]]:
     """A future of all values; the first error, or cancelling it, stops the others."""
 
     def stop() -> None:
-        for future in futures:
-            future.cancel()
+        _stop(futures)
 
     all_of_them: Future[tuple[Any, ...]] = Future(stop)
     left = len(futures)

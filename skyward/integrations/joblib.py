@@ -217,7 +217,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
             self._is_aborted = True
             self._waiting.clear()
             futures = list(self._running.values())
-        for future in futures:
+        for future in reversed(futures):  # or one that waits on its node begins when one before it is stopped
             if future is not None:
                 future.cancel()
 
