@@ -9,6 +9,8 @@
     ├── ProviderError              the provider of machines
     │   ├── NoCapacity             it has none of what was asked for
     │   ├── AuthFailed             it refused the credentials
+    │   ├── HostKeyUnknown         a machine's SSH host key is not known here
+    │   ├── HostKeyChanged         a machine's SSH host key is not the one that is known
     │   └── QuotaExceeded          the account may not have that much
     ├── NodeError                  a machine, or the processes of ours on it
     │   ├── NodeLost               the node went away with work on it
@@ -39,6 +41,8 @@ __all__ = [
     "ArgumentNotPicklable",
     "AuthFailed",
     "GangHung",
+    "HostKeyChanged",
+    "HostKeyUnknown",
     "InitializerFailed",
     "InteractiveInput",
     "InternalError",
@@ -112,7 +116,29 @@ class NoCapacity(ProviderError):
 
 
 class AuthFailed(ProviderError):
-    """The provider refused the credentials."""
+    """The provider, or the machine itself, refused the credentials."""
+
+
+class HostKeyUnknown(ProviderError):
+    """Nothing here says which host key the machine has, so nothing says that it is the machine.
+
+    Attributes: `host`; `fingerprint` of the key that it sent and `known_hosts_line` that would make it known, empty
+    where it could not be asked.
+    """
+
+    host: str = ""
+    fingerprint: str = ""
+    known_hosts_line: str = ""
+
+
+class HostKeyChanged(ProviderError):
+    """The machine sent another host key than the one that is known for it. Never accepted, whatever the policy.
+
+    Attributes: `host`, `fingerprint` of the key that it sent.
+    """
+
+    host: str = ""
+    fingerprint: str = ""
 
 
 class QuotaExceeded(ProviderError):
@@ -150,7 +176,13 @@ class Preempted(NodeError):
 
 
 class Unreachable(NodeError):
-    """The machine exists but does not answer."""
+    """The machine exists but does not answer.
+
+    Attributes: `host`, `is_final` (False: it may only be booting, or its link may come back).
+    """
+
+    host: str = ""
+    is_final: bool = False
 
 
 class TaskError(SkywardError):

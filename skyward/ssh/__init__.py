@@ -1,0 +1,14 @@
+"""Machines that answer to SSH: one pooled connection to each, commands there, and command lines that lead there.
+
+    target = Target(host="gpu1")                      # whatever `ssh gpu1` would do, ~/.ssh/config included
+    connection = connect(target)
+    connection.run("uname -a", timeout_s=10).text     # here and now
+    connection.argv("cat")                            # a command of this machine, for whoever runs it, whenever
+
+This package knows nothing of agents and frames; they know nothing of it.
+"""
+
+from .connection import Completed, Connection, connect, wait_until_ready
+from .target import HostKeys, Target
+
+__all__ = ["Completed", "Connection", "HostKeys", "Target", "connect", "wait_until_ready"]

@@ -1,0 +1,206 @@
+"""A process of this machine: fed, read line by line, ended at its deadline or when somebody says stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+__all__ = ["Completed", "Stopped", "run_process"]
+
+_PIECE = 256 * 1024
+_LOOK_S = 0.1
+"""How often a stop is looked for."""
+_HELD_S = 1.0
+"""How long output is waited for when the process is gone and something else holds its pipes."""
+
+
+class Stopped(Exception):
+    """The command was ended because `stop` was set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """How a command ended: its exit code and what it wrote."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def text(self) -> str:
+        """Its standard output, without the end of its last line."""
+        return self.stdout.decode(errors="replace").rstrip("\n")
+
+    @property
+    def error_text(self) -> str:
+        """What it wrote to standard error, without white space around it."""
+        return self.stderr.decode(errors="replace").strip()
+
+
+class _Output:
+    """What one pipe brings: all of it behind the line `marker`, and live its lines."""
+
+    def __init__(self, on_line: Callable[[str], None] | None, marker: bytes) -> None:
+        self._pieces: list[bytes] = []
+        self._rest = b""
+        self._on_line = on_line
+        self._marker = marker
+
+    def add(self, piece: bytes) -> None:
+        if self._marker:
+            piece = self._behind_marker(piece)
+        self._pieces.append(piece)
+        if self._on_line is not None:
+            *lines, self._rest = (self._rest + piece).replace(b"\r", b"\n").split(b"\n")
+            for line in filter(None, lines):
+                self._on_line(line.decode(errors="replace"))
+
+    def _behind_marker(self, piece: bytes) -> bytes:
+        self._rest += piece
+        _, found, after = self._rest.partition(self._marker + b"\n")
+        if not found:
+            return b""
+        self._marker, self._rest = b"", b""
+        return after
+
+    def end(self) -> bytes:
+        if self._marker:  # it never came: all that there is may say why
+            self._pieces.append(self._rest)
+        elif self._on_line is not None and self._rest:
+            self._on_line(self._rest.decode(errors="replace"))
+        return b"".join(self._pieces)
+
+
+def run_process(
+    argv: list[str],
+    *,
+    input: bytes | BinaryIO | None = None,  # noqa: A002  # as in subprocess.run
+    timeout_s: float,
+    on_line: Callable[[str], None] | None = None,
+    marker: str = "",
+    stop: threading.Event | None = None,
+) -> Completed:
+    """Run `argv` to its end, in a session of its own: no terminal to ask at, and no Ctrl-C but ours.
+
+    `on_line` is called by this thread with each line of both streams. `marker`: a line of standard output; it and what
+    comes before it are not the command's own.
+
+    Raises TimeoutError after `timeout_s`, Stopped when `stop` is set; then, as with any other exception, the process
+    and its group have been killed.
+    """
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        bufsize=0,
+    )
+    try:
+        out, err = _Output(on_line, marker.encode()), _Output(on_line, b"")
+        _Run(process, _Source(input), out, err).finish(time.monotonic() + timeout_s, stop or threading.Event())
+        return Completed(code=process.wait(), stdout=out.end(), stderr=err.end())
+    except TimeoutError:
+        raise TimeoutError(f"it did not end within {timeout_s:g} s") from None
+    finally:
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+class _Source:
+    """The input, piece by piece."""
+
+    def __init__(self, data: bytes | BinaryIO | None) -> None:
+        self._file = None if data is None or isinstance(data, bytes) else data
+        self._rest = memoryview(data) if isinstance(data, bytes) else memoryview(b"")
+
+    def write_to(self, fd: int) -> bool:
+        """Write what fits; False: there is no more."""
+        if not self._rest and self._file is not None:
+            self._rest = memoryview(self._file.read(_PIECE))
+        if not self._rest:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            self._rest = self._rest[os.write(fd, self._rest[:_PIECE]) :]
+        return True
+
+
+class _Run:
+    """The pipes of a process, served by one thread."""
+
+    def __init__(self, process: subprocess.Popen[bytes], source: _Source, out: _Output, err: _Output) -> None:
+        self._process = process
+        self._selector = selectors.DefaultSelector()
+        for pipe, data in ((process.stdin, source), (process.stdout, out), (process.stderr, err)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                event = selectors.EVENT_WRITE if data is source else selectors.EVENT_READ
+                self._selector.register(pipe, event, data)
+
+    def finish(self, deadline: float, stop: threading.Event) -> None:
+        """Until the process has ended and all it wrote is read. Raises TimeoutError, Stopped."""
+        held_until = float("inf")
+        with self._selector:
+            while self._process.poll() is None or (self._is_open and time.monotonic() < held_until):
+                if stop.is_set():
+                    raise Stopped("told to stop")
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+                self._step()
+                if self._process.returncode is not None:
+                    self._close_input()
+                    held_until = min(held_until, time.monotonic() + _HELD_S)
+
+    @property
+    def _is_open(self) -> bool:
+        return bool(self._selector.get_map())
+
+    def _step(self) -> None:
+        if not self._is_open:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LOOK_S)
+            return
+        for key, _ in self._selector.select(_LOOK_S):
+            if not _serve(key):
+                self._selector.unregister(key.fileobj)
+                if isinstance(key.data, _Source):
+                    self._close_input()
+
+    def _close_input(self) -> None:
+        pipe = self._process.stdin
+        if pipe is not None and not pipe.closed:
+            if pipe in self._selector.get_map():
+                self._selector.unregister(pipe)
+            pipe.close()
+
+
+def _serve(key: selectors.SelectorKey) -> bool:
+    """Move some bytes; False: this pipe is done."""
+    try:
+        if isinstance(key.data, _Source):
+            return key.data.write_to(key.fd)
+        piece = os.read(key.fd, _PIECE)
+    except BlockingIOError:
+        return True
+    except OSError:  # nobody reads it any more
+        return False
+    key.data.add(piece)
+    return bool(piece)

@@ -1,0 +1,71 @@
+"""A connection's folder on this machine: private, short, and removed with it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+
+from ..errors import UsageError
+
+__all__ = ["collect_garbage", "locked", "make_folder"]
+
+_OLD_S = 600.0
+
+
+def _root() -> str:
+    """A socket's path has 108 bytes at most, and the client of OpenSSH adds 17 of its own."""
+    name = f"skyward-ssh-{os.getuid()}"
+    folder = os.path.join(tempfile.gettempdir(), name)
+    if len(folder) > 60:  # TMPDIR can be anything
+        folder = f"/tmp/{name}"
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    status = os.lstat(folder)
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UsageError(f"{folder}: others can write there; remove it, or set TMPDIR to a folder of your own")
+    return folder
+
+
+def make_folder() -> str:
+    """A new one. What connections of dead programs left is removed on the way."""
+    root = _root()
+    collect_garbage(root)
+    return tempfile.mkdtemp(prefix="", dir=root)  # mode 0700
+
+
+def collect_garbage(root: str = "") -> list[str]:
+    """Remove the folders of connections that ended long ago; which they were."""
+    found = []
+    root = root or _root()
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        with contextlib.suppress(OSError):
+            is_used = any(file.endswith(".sock") for file in os.listdir(path))
+            if not is_used and time.time() - os.stat(path).st_mtime > _OLD_S:
+                shutil.rmtree(path, ignore_errors=True)
+                found.append(path)
+    return found
+
+
+@contextlib.contextmanager
+def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
+    """One process at a time makes the connection. Raises TimeoutError."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"another process holds {folder}/lock") from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)

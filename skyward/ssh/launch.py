@@ -1,0 +1,41 @@
+"""The command line that `Connection.argv` gives: a short start of ours that becomes, or speaks to, the SSH client.
+
+Not `ssh` itself: before it runs, somebody must see to it that a lost connection is made anew, by one process and not
+by twenty, and that a client that hangs is killed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+
+from ..errors import SkywardError
+from .target import Target
+
+__all__ = ["argv", "main"]
+
+_PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from skyward.ssh.launch import main
+main(*sys.argv[2:])
+"""
+_NO_CONNECTION = 255
+
+
+def argv(module: str, folder: str, target: Target, command: str) -> list[str]:
+    """Runs `module`'s `main(folder, target, command)` in a Python without site and environment."""
+    path = json.dumps(list(dict.fromkeys([_PACKAGE_ROOT, *map(os.path.abspath, sys.path)])))
+    words = [module, folder, target.to_json(), command]
+    return [sys.executable, "-S", "-E", "-s", "-c", _BOOT, path, *words]
+
+
+def main(module: str, folder: str, target: str, command: str) -> None:
+    try:
+        importlib.import_module(module).main(folder, Target.from_json(target), command)
+    except SkywardError as error:
+        sys.stderr.write(f"skyward: {error}\n")
+        sys.exit(_NO_CONNECTION)

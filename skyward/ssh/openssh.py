@@ -1,0 +1,277 @@
+"""The OpenSSH client: one master process for each connection, which all commands go through."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+from ..errors import SkywardError, Unreachable, UsageError
+from . import launch
+from .command import Stopped, run_process
+from .failures import failure
+from .folder import locked, make_folder
+from .hostkeys import accepts, unknown_key
+from .runs import RemoteRuns, in_sh
+from .target import HostKeys, Target
+
+__all__ = ["Master", "OpenSSH"]
+
+_ALIVE_S = 3
+_ALIVE_COUNT = 3
+"""A master whose machine said nothing for 9 to 12 seconds ends, and everything on it."""
+_PERSIST_S = 20
+"""How long a master without users lives: until a channel is re-made, or the next step of a bootstrap begins."""
+_CHECK_S = 2.0
+"""A master answers within microseconds, from memory. One that does not in this time hangs."""
+
+
+class OpenSSH(RemoteRuns):
+    """A Connection through `ssh`; see `Connection` for the contract."""
+
+    def __init__(self, target: Target, stop: threading.Event | None) -> None:
+        if target.key_file is not None and not os.path.isfile(os.path.expanduser(target.key_file)):
+            raise UsageError(f"ssh {target}: key_file: there is no file {target.key_file}")
+        super().__init__(target, stop)
+        self._master = Master(target, make_folder())
+
+    def open(self) -> None:
+        """Log in."""
+        try:
+            self._master.ensure(self._stop)
+        except Stopped as stopped:
+            raise self._stopped() from stopped
+
+    def argv(self, command: str) -> list[str]:
+        return launch.argv("skyward.ssh.openssh", self._master.folder, self.target, in_sh(command))
+
+    def _command(self, command: str) -> list[str]:
+        self._master.ensure(self._stop)
+        return self._master.command(command)
+
+    def _is_alive(self) -> bool:
+        return self._master.is_alive()
+
+    def _end(self) -> None:
+        self._master.end()
+
+
+class Master:
+    """The process that holds the TCP connection, and the socket in `folder` by which commands reach it.
+
+    It was forked off by whoever came first, and ends by itself when it has had no user for a while; so nobody owns
+    it, and each user makes sure that it is there.
+    """
+
+    def __init__(self, target: Target, folder: str) -> None:
+        self.target = target
+        self.folder = folder
+        self._socket = os.path.join(folder, "m.sock")
+        self._options: list[str] = []
+
+    def ensure(self, stop: threading.Event | None = None) -> None:
+        """Log in unless somebody has. One that hangs is killed first. Raises what `connect` raises; Stopped."""
+        target = self.target
+        try:
+            with locked(self.folder, timeout_s=2 * target.connect_timeout_s):
+                if self.is_alive():
+                    return
+                self._clear()
+                self._prepare(stop)
+                self._start(stop)
+        except TimeoutError as error:
+            message = f"ssh {target}: no connection within {target.connect_timeout_s:g} s"
+            raise Unreachable(message, host=str(target), is_final=False) from error
+
+    def command(self, command: str) -> list[str]:
+        """`ssh` that runs it through the master; where that is gone, or has no room, by a connection of its own."""
+        return [*self._ssh(), "-o", "ControlMaster=no", self.target.host, command]
+
+    def is_alive(self) -> bool:
+        """Whether it answers. That says nothing about the machine at the other end."""
+        return self._check() != 0
+
+    def end(self) -> None:
+        """End it, and with it all that goes through it."""
+        pid = self._check() or self._recorded_pid()
+        if pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + _CHECK_S
+            while self._is_ours(pid) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self._kill(pid)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # The process ----------------------------------------------------------------------------------------------------
+
+    def _check(self) -> int:
+        """The pid of a master that answers, or 0."""
+        if not os.path.exists(self._socket):
+            return 0
+        try:
+            done = subprocess.run(
+                ["ssh", "-F", "/dev/null", "-S", self._socket, "-O", "check", "master"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_CHECK_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return 0
+        found = re.search(rb"pid=(\d+)", done.stderr)
+        return int(found[1]) if found and not done.returncode else 0
+
+    def _clear(self) -> None:
+        """What is left of a master that does not answer: its process may hang, its socket may lie there."""
+        pid = self._recorded_pid()
+        if pid:
+            self._kill(pid)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._socket)
+
+    def _start(self, stop: threading.Event | None) -> None:
+        target = self.target
+        argv = [*self._ssh(), "-f", "-N", "-M", "-o", f"ControlPersist={_PERSIST_S}", target.host]
+        done = run_process(argv, timeout_s=target.connect_timeout_s, stop=stop)
+        if done.code:
+            raise self._refusal(done.error_text, stop)
+        pid = self._check()
+        if not pid:
+            raise failure(target, done.error_text or "it closed the connection")
+        with open(os.path.join(self.folder, "pid"), "w") as file:
+            file.write(str(pid))
+
+    def _recorded_pid(self) -> int:
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(self.folder, "pid")) as file:
+            return int(file.read())
+        return 0
+
+    def _kill(self, pid: int) -> None:
+        if self._is_ours(pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Pids are used again; a master's command line names its socket."""
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                return self._socket.encode() in file.read()
+        except FileNotFoundError:
+            if os.path.isdir("/proc/self"):
+                return False
+        done = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False)
+        return self._socket.encode() in done.stdout
+
+    # Options --------------------------------------------------------------------------------------------------------
+
+    def _ssh(self) -> list[str]:
+        target = self.target
+        given = [("-p", target.port), ("-l", target.user), ("-J", target.jump)]
+        argv = ["ssh", "-F", os.path.join(self.folder, "config"), "-S", self._socket]
+        argv += [word for option, value in given if value is not None for word in (option, str(value))]
+        if target.key_file is not None:
+            argv += ["-o", "IdentitiesOnly=yes"]
+        return [*argv, *self._host_key_options(target.host_keys)]
+
+    def _host_key_options(self, keys: HostKeys) -> list[str]:
+        options = ["StrictHostKeyChecking=" + ("accept-new" if keys.policy == "pin" else "yes")]
+        file = os.path.join(self.folder, "known_hosts") if keys.policy == "given" else keys.file
+        if file:
+            options += [f"UserKnownHostsFile={_quoted(file)}", "GlobalKnownHostsFile=/dev/null"]
+        if keys.alias:
+            options.append(f"HostKeyAlias={keys.alias}")
+        return [word for option in options for word in ("-o", option)]
+
+    def _prepare(self, stop: threading.Event | None) -> None:
+        """The files that the options name."""
+        keys = self.target.host_keys
+        with open(os.path.join(self.folder, "config"), "w") as file:
+            file.write(_config(self.target))
+        if keys.policy == "given":
+            lines = [f"* {key}" for key in keys.keys if " " in key]
+            if keys.fingerprints:
+                lines += [f"* {key}" for key in self._sent_keys(stop) if accepts(self.target, key)]
+            with open(os.path.join(self.folder, "known_hosts"), "w") as file:
+                file.writelines(f"{line}\n" for line in lines)
+
+    # Host keys ------------------------------------------------------------------------------------------------------
+
+    def _refusal(self, text: str, stop: threading.Event | None) -> SkywardError:
+        is_unknown = "Host key verification failed" in text and "CHANGED" not in text
+        lines = self._probe(stop) if is_unknown else []
+        if not lines:
+            return failure(self.target, text)
+        return unknown_key(self.target, lines[0], self.target.host_keys.file or self._users_known_hosts())
+
+    def _sent_keys(self, stop: threading.Event | None) -> list[str]:
+        return [" ".join(line.split()[1:3]) for line in self._probe(stop)]
+
+    def _probe(self, stop: threading.Event | None) -> list[str]:
+        """The key that the machine sends, as a line of known_hosts. Nothing is proved by it, and no log-in tried."""
+        file = os.path.join(self.folder, "probe")
+        argv = ["-o", "StrictHostKeyChecking=accept-new", "-o", f"UserKnownHostsFile={_quoted(file)}"]
+        argv += ["-o", "GlobalKnownHostsFile=/dev/null", "-o", "HashKnownHosts=no"]
+        argv += ["-o", "PreferredAuthentications=none", "-o", "ControlPath=none"]
+        # The first value of an option counts, but for -S.
+        ssh, *rest = [word for word in self._ssh() if word not in ("-S", self._socket)]
+        run_process([ssh, *argv, *rest, self.target.host, "true"], timeout_s=self.target.connect_timeout_s, stop=stop)
+        try:
+            with open(file) as lines:
+                return [line for line in lines if line.strip()]
+        except FileNotFoundError:
+            return []
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
+
+    def _users_known_hosts(self) -> str:
+        done = subprocess.run([*self._ssh(), "-G", self.target.host], capture_output=True, text=True, check=False)
+        found = re.search(r"^userknownhostsfile (\S+)", done.stdout, re.MULTILINE)
+        return found[1] if found else "~/.ssh/known_hosts"
+
+
+def _quoted(path: str) -> str:
+    return '"' + os.path.abspath(os.path.expanduser(path)).replace("%", "%%") + '"'
+
+
+def _config(target: Target) -> str:
+    """What holds for the machine and for the hosts on the way to it; then the user's own.
+
+    Options on the command line would not reach the `ssh` of a jump host; this file does.
+    """
+    lines = [
+        "Host *",
+        "BatchMode yes",
+        f"ConnectTimeout {max(1, int(target.connect_timeout_s))}",
+        f"ServerAliveInterval {_ALIVE_S}",
+        f"ServerAliveCountMax {_ALIVE_COUNT}",
+        "LogLevel ERROR",
+        "UpdateHostKeys no",
+        "VisualHostKey no",
+        "ClearAllForwardings yes",
+        "ForwardAgent no",
+        "ForwardX11 no",
+        "PermitLocalCommand no",
+        "RemoteCommand none",
+        "RequestTTY no",
+    ]
+    if target.key_file is not None:
+        lines.append(f"IdentityFile {_quoted(target.key_file)}")
+    if target.config_file != "none":
+        included = os.path.abspath(os.path.expanduser(target.config_file or "~/.ssh/config"))
+        lines += ["Match all", f'Include "{included}"', "Include /etc/ssh/ssh_config"]
+    return "\n".join(lines) + "\n"
+
+
+def main(folder: str, target: Target, command: str) -> None:
+    """Of what `argv` gives: make sure of the master, then become the `ssh` that runs the command through it."""
+    master = Master(target, folder)
+    master.ensure()
+    argv = master.command(command)
+    os.execvp(argv[0], argv)

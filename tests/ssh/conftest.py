@@ -1,0 +1,91 @@
+"""Machines for tests of SSH: sshd processes of this user on loopback."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skyward.ssh import Connection, HostKeys, Target, connect
+from skyward.ssh.connection import Transport
+from tests.ssh.server import Server, needs_sshd
+
+
+@pytest.fixture(scope="session")
+def _folder() -> Iterator[Path]:
+    needs_sshd()
+    folder = Path(tempfile.mkdtemp(prefix="sky-sshd-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def _shared(_folder: Path) -> Iterator[Server]:
+    made = Server(_folder / "shared")
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def server(_shared: Server) -> Server:
+    """One that runs; shared by the tests, so they leave it as it was."""
+    return _shared
+
+
+@pytest.fixture
+def own_server(_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for this test alone, not started yet."""
+    made = Server(Path(tempfile.mkdtemp(dir=_folder)))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(params=["openssh"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    found: Transport = request.param
+    if found == "paramiko":
+        pytest.importorskip("paramiko")
+    return found
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which connections of this test have theirs; a socket's path must be short.
+
+    After `tmp_path`, which pytest makes in the usual folder.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sky-", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def to(transport: Transport, runtime: Path) -> Iterator[Callable[[Target], Connection]]:
+    """Connects by the transport of the test; what it connected is closed behind the test."""
+    made: list[Connection] = []
+
+    def connected(target: Target) -> Connection:
+        made.append(connect(target, transport=transport))
+        return made[-1]
+
+    yield connected
+    for connection in made:
+        connection.close()
+
+
+def target_of(server: Server) -> Target:
+    """Everything given, nothing from the user's configuration."""
+    return Target(
+        host=server.host,
+        port=server.port,
+        user=server.user,
+        key_file=str(server.key),
+        config_file="none",
+        host_keys=HostKeys(file=str(server.known_hosts)),
+    )

@@ -1,0 +1,386 @@
+"""Both transports against a real sshd: what a Connection promises."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import AuthFailed, HostKeyChanged, HostKeyUnknown, Unreachable, UsageError
+from skyward.ssh import Connection, HostKeys, Target, connect, wait_until_ready
+from skyward.ssh.connection import Transport
+from tests.ssh.conftest import target_of
+from tests.ssh.server import Server, make_key
+from tests.waiting import until
+
+Connects = Callable[[Target], Connection]
+
+
+@pytest.fixture
+def connection(to: Connects, server: Server) -> Connection:
+    return to(target_of(server))
+
+
+def test_a_command_gives_its_exit_code_and_what_it_wrote(connection: Connection) -> None:
+    done = connection.run("echo out; echo err >&2; exit 3", timeout_s=20)
+    assert (done.code, done.text, done.error_text) == (3, "out", "err")
+
+
+def test_exit_code_255_is_the_commands_own(connection: Connection) -> None:
+    assert connection.run("exit 255", timeout_s=20).code == 255
+
+
+def test_input_reaches_the_command_whole(connection: Connection) -> None:
+    data = os.urandom(5_000_000)
+    wanted = hashlib.sha256(data).hexdigest()
+    assert connection.run("sha256sum", input=data, timeout_s=60).text.split()[0] == wanted
+    assert connection.run("sha256sum", input=io.BytesIO(data), timeout_s=60).text.split()[0] == wanted
+
+
+def test_a_command_that_reads_only_part_of_its_input_is_no_error(connection: Connection) -> None:
+    assert connection.run("head -c 10", input=b"x" * 5_000_000, timeout_s=60).stdout == b"x" * 10
+
+
+def test_output_is_whole(connection: Connection) -> None:
+    assert len(connection.run("head -c 5000000 /dev/zero", timeout_s=60).stdout) == 5_000_000
+
+
+def test_lines_come_while_the_command_runs(connection: Connection) -> None:
+    lines: list[tuple[str, float]] = []
+    connection.run(
+        "echo first; sleep 0.6; echo second >&2; printf last",
+        timeout_s=20,
+        on_line=lambda text: lines.append((text, time.monotonic())),
+    )
+    assert [text for text, _ in lines] == ["first", "second", "last"]
+    assert lines[1][1] - lines[0][1] > 0.3
+
+
+def test_what_ran_into_its_time_is_killed_over_there_too(connection: Connection, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="within 1 s"):
+        connection.run(f"echo $$ > {tmp_path}/pid; (sleep 61.5 & wait)", timeout_s=1)
+    assert time.monotonic() - began < 8
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not Path(f"/proc/{pid}").exists(), 3)
+    assert connection.run("echo on", timeout_s=20).text == "on"
+
+
+def test_closing_ends_a_command_that_another_thread_waits_for(connection: Connection, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(connection.run, f"touch {tmp_path}/begun; sleep 62.5", timeout_s=60)
+        until((tmp_path / "begun").exists)
+        began = time.monotonic()
+        connection.close()
+        with pytest.raises(Unreachable, match="closed here"):
+            waiting.result(10)
+    assert time.monotonic() - began < 8
+    with pytest.raises(Unreachable, match="closed here"):
+        connection.run("true", timeout_s=5)
+
+
+def test_argv_is_a_channel_to_a_command(connection: Connection) -> None:
+    with subprocess.Popen(connection.argv("cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for word in (b"one\n", b"two\n"):
+            process.stdin.write(word)
+            process.stdin.flush()
+            assert process.stdout.readline() == word
+        process.stdin.close()
+        assert process.wait(10) == 0
+
+
+def test_argv_passes_on_exit_code_and_standard_error(connection: Connection) -> None:
+    done = subprocess.run(connection.argv("echo 'it''s' >&2; exit 7"), capture_output=True, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (7, b"its\n")
+
+
+def test_killing_argv_ends_the_remote_commands_input(connection: Connection, tmp_path: Path) -> None:
+    command = f"touch {tmp_path}/begun; cat; touch {tmp_path}/ended"
+    with subprocess.Popen(connection.argv(command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        until((tmp_path / "begun").exists)
+        process.kill()
+    until((tmp_path / "ended").exists, 5)
+
+
+def test_twenty_channels_at_once(connection: Connection) -> None:
+    """More than sshd's ten sessions for each connection."""
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen(connection.argv("cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            for _ in range(20)
+        ]
+        for number, process in enumerate(processes):
+            assert process.stdin is not None
+            process.stdin.write(b"%d\n" % number)
+            process.stdin.flush()
+        for number, process in enumerate(processes):
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"%d\n" % number
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(10) == 0
+
+
+def test_commands_share_one_connection(to: Connects, own_server: Server) -> None:
+    own_server.start()
+    connection = to(target_of(own_server))
+    for _ in range(3):
+        connection.run("true", timeout_s=20)
+        subprocess.run(connection.argv("true"), timeout=20, check=True)
+    assert own_server.log.count("Accepted publickey") == 1
+
+
+def test_a_lost_connection_is_made_anew_by_the_next_command(to: Connects, own_server: Server) -> None:
+    own_server.start()
+    connection = to(target_of(own_server))
+    own_server.drop_connections()
+    assert subprocess.run(connection.argv("echo hi"), capture_output=True, timeout=20, check=True).stdout == b"hi\n"
+    own_server.drop_connections()
+    until(lambda: not own_server.sessions())
+    assert connection.run("echo hi", timeout_s=20).text == "hi"
+
+
+def test_a_connection_that_is_lost_under_a_command_is_unreachable(
+    to: Connects, own_server: Server, tmp_path: Path
+) -> None:
+    own_server.start()
+    connection = to(target_of(own_server))
+    with ThreadPoolExecutor(1) as executor:
+        waiting = executor.submit(connection.run, f"touch {tmp_path}/begun; sleep 5", timeout_s=60)
+        until((tmp_path / "begun").exists)
+        own_server.drop_connections()
+        with pytest.raises(Unreachable, match="lost while"):
+            waiting.result(20)
+
+
+def _processes_naming(text: Path) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if str(text).encode() in Path(f"/proc/{name}/cmdline").read_bytes():
+                    found.append(int(name))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_client_process_that_died_or_hangs_is_replaced(
+    to: Connects, server: Server, runtime: Path, number: signal.Signals
+) -> None:
+    connection = to(target_of(server))
+    holders = _processes_naming(runtime)
+    assert holders
+    for pid in holders:
+        os.kill(pid, number)
+    done = subprocess.run(connection.argv("echo hi"), capture_output=True, timeout=20, check=True)
+    assert done.stdout == b"hi\n"
+    assert connection.run("echo hi", timeout_s=20).text == "hi"
+    assert not set(holders) & set(_processes_naming(runtime))
+
+
+def test_nothing_is_left_here_after_close(to: Connects, server: Server, runtime: Path) -> None:
+    connection = to(target_of(server))
+    connection.run("true", timeout_s=20)
+    connection.close()
+    connection.close()
+    until(lambda: not _processes_naming(runtime), 5)
+    assert not list(runtime.glob("*/*"))
+
+
+# Errors ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_key_is_an_error_at_once(to: Connects, server: Server, tmp_path: Path) -> None:
+    stranger = make_key(tmp_path / "stranger")
+    with pytest.raises(AuthFailed, match="ssh-add"):
+        to(replace(target_of(server), key_file=str(stranger)))
+
+
+def test_a_key_file_that_is_not_there_is_named(to: Connects, server: Server) -> None:
+    with pytest.raises(UsageError, match="no file /nowhere/key"):
+        to(replace(target_of(server), key_file="/nowhere/key"))
+
+
+def test_an_unknown_host_key_is_refused_and_the_error_says_what_adds_it(
+    to: Connects, server: Server, tmp_path: Path
+) -> None:
+    known = tmp_path / "known_hosts"
+    target = replace(target_of(server), host_keys=HostKeys(file=str(known)))
+    with pytest.raises(HostKeyUnknown) as caught:
+        to(target)
+    error = caught.value
+    shown = subprocess.run(["ssh-keygen", "-lf", str(server.host_key)], capture_output=True, text=True, check=True)
+    assert error.fingerprint == shown.stdout.split()[1]
+    assert error.fingerprint in str(error)
+    command = str(error).partition("makes it known: ")[2]
+    subprocess.run(command, shell=True, check=True)
+    assert to(target).run("echo hi", timeout_s=20).text == "hi"
+
+
+def test_a_changed_host_key_is_refused_by_every_policy(to: Connects, server: Server, tmp_path: Path) -> None:
+    other = make_key(tmp_path / "other").with_suffix(".pub").read_text()
+    known = tmp_path / "known_hosts"
+    for policy in (HostKeys(file=str(known)), HostKeys(policy="pin", file=str(known))):
+        known.write_text(f"[{server.host}]:{server.port} {other}\n")
+        with pytest.raises(HostKeyChanged):
+            to(replace(target_of(server), host_keys=policy))
+    given = HostKeys(policy="given", keys=(" ".join(other.split()[:2]),))
+    with pytest.raises(HostKeyChanged):
+        to(replace(target_of(server), host_keys=given))
+
+
+def test_a_key_that_is_pinned_at_the_first_contact_holds_from_then_on(
+    to: Connects, own_server: Server, tmp_path: Path
+) -> None:
+    own_server.start()
+    pinned = HostKeys(policy="pin", file=str(tmp_path / "pinned"), alias="i-1")
+    target = replace(target_of(own_server), host_keys=pinned)
+    to(target).close()
+    assert own_server.public_host_key in (tmp_path / "pinned").read_text()
+    assert "i-1 " in (tmp_path / "pinned").read_text()
+    to(target).close()
+    own_server.stop()
+    own_server.host_key.unlink()
+    make_key(own_server.host_key)
+    own_server.start()
+    with pytest.raises(HostKeyChanged):
+        to(target)
+
+
+@pytest.mark.parametrize("kind", ["key", "fingerprint"])
+def test_keys_can_be_given(to: Connects, server: Server, kind: str, tmp_path: Path) -> None:
+    shown = subprocess.run(["ssh-keygen", "-lf", str(server.host_key)], capture_output=True, text=True, check=True)
+    key = server.public_host_key if kind == "key" else shown.stdout.split()[1]
+    target = replace(target_of(server), host_keys=HostKeys(policy="given", keys=(key,)))
+    assert to(target).run("echo hi", timeout_s=20).text == "hi"
+    other = make_key(tmp_path / "other")
+    shown = subprocess.run(["ssh-keygen", "-lf", str(other)], capture_output=True, text=True, check=True)
+    with pytest.raises(HostKeyChanged, match="none of those that were given|has another one"):
+        to(replace(target, host_keys=HostKeys(policy="given", keys=(shown.stdout.split()[1],))))
+
+
+def test_nobody_at_the_port_is_unreachable_for_now(to: Connects, own_server: Server) -> None:
+    with pytest.raises(Unreachable) as caught:
+        to(target_of(own_server))
+    assert not caught.value.is_final
+
+
+def test_a_name_that_does_not_exist_is_unreachable_for_good(to: Connects, server: Server) -> None:
+    with pytest.raises(Unreachable) as caught:
+        to(replace(target_of(server), host="no-such-host.invalid"))
+    assert caught.value.is_final or "emporary" in str(caught.value)  # without any name server it is temporary
+
+
+def test_a_machine_that_accepts_and_says_nothing_is_given_up_in_time(to: Connects, server: Server) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        began = time.monotonic()
+        with pytest.raises(Unreachable):
+            to(replace(target_of(server), port=port, connect_timeout_s=2))
+        assert time.monotonic() - began < 8
+
+
+# Ways -----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_alias_of_the_configuration_is_followed(to: Connects, server: Server) -> None:
+    """HostName, Port, User, IdentityFile and UserKnownHostsFile."""
+    connection = to(Target(host=server.name, config_file=str(server.config)))
+    assert connection.run("echo hi", timeout_s=20).text == "hi"
+
+
+def test_a_machine_behind_another_is_reached_through_it(to: Connects, server: Server, own_server: Server) -> None:
+    own_server.start()
+    config = own_server.folder / "both"
+    jump = own_server.config.read_text().replace(f"Host {own_server.name}", "Host jump", 1)
+    inner = server.config.read_text().replace(f"Host {server.name}", "Host inner", 1)
+    config.write_text(jump + inner)
+    before = own_server.log.count("Accepted publickey")
+    connection = to(Target(host="inner", jump="jump", config_file=str(config)))
+    assert connection.run("echo hi", timeout_s=20).text == "hi"
+    assert own_server.log.count("Accepted publickey") == before + 1
+    connection.close()
+    config.write_text(jump + inner + "  ProxyJump jump\n")
+    assert to(Target(host="inner", config_file=str(config))).run("echo hi", timeout_s=20).text == "hi"
+
+
+def test_a_proxy_command_is_followed(to: Connects, server: Server, tmp_path: Path) -> None:
+    code = "import socket,sys,threading,os;s=socket.create_connection((sys.argv[1],int(sys.argv[2])));"
+    code += (
+        "threading.Thread(target=lambda:[s.sendall(p) for p in iter(lambda:os.read(0,65536),b'')],daemon=True).start();"
+    )
+    code += "[os.write(1,p) for p in iter(lambda:s.recv(65536),b'')]"
+    (tmp_path / "proxy.py").write_text(code)
+    config = tmp_path / "config"
+    config.write_text(server.config.read_text() + f"  ProxyCommand python3 {tmp_path}/proxy.py %h %p\n")
+    assert to(Target(host=server.name, config_file=str(config))).run("echo hi", timeout_s=20).text == "hi"
+
+
+# A machine that boots -------------------------------------------------------------------------------------------------
+
+
+def test_a_machine_that_boots_is_waited_for(transport: Transport, own_server: Server, runtime: Path) -> None:
+    timer = threading.Timer(1.0, own_server.start)
+    timer.start()
+    retries: list[object] = []
+    connection = wait_until_ready(target_of(own_server), timeout_s=30, transport=transport, on_retry=retries.append)
+    timer.join()
+    assert connection.run("echo hi", timeout_s=20).text == "hi"
+    assert retries
+    connection.close()
+
+
+def test_a_machine_that_does_not_know_our_key_yet_is_given_time(
+    transport: Transport, own_server: Server, runtime: Path
+) -> None:
+    keys = own_server.authorized.read_text()
+    own_server.authorized.write_text("")
+    own_server.start()
+    began = time.monotonic()
+    with pytest.raises(AuthFailed):
+        wait_until_ready(target_of(own_server), timeout_s=30, transport=transport)
+    assert time.monotonic() - began < 5
+    timer = threading.Timer(1.0, lambda: own_server.authorized.write_text(keys))
+    timer.start()
+    wait_until_ready(target_of(own_server), timeout_s=30, auth_grace_s=10, transport=transport).close()
+    timer.join()
+
+
+def test_waiting_ends_at_its_deadline_and_when_it_is_told_to(
+    transport: Transport, own_server: Server, runtime: Path
+) -> None:
+    with pytest.raises(Unreachable, match="tried for 1 s"):
+        wait_until_ready(target_of(own_server), timeout_s=1, transport=transport)
+    stop = threading.Event()
+    threading.Timer(0.5, stop.set).start()
+    began = time.monotonic()
+    with pytest.raises(Unreachable):
+        wait_until_ready(target_of(own_server), timeout_s=60, transport=transport, stop=stop)
+    assert time.monotonic() - began < 4
+
+
+def test_a_log_in_shell_that_talks_does_not_spoil_output(
+    transport: Transport, own_server: Server, runtime: Path
+) -> None:
+    config = own_server.folder / "sshd_config"
+    config.write_text(config.read_text() + 'ForceCommand echo "Welcome!"; eval "$SSH_ORIGINAL_COMMAND"\n')
+    own_server.start()
+    connection = connect(target_of(own_server), transport=transport)
+    assert connection.run("echo hi", timeout_s=20).stdout == b"hi\n"
+    connection.close()
