@@ -84,7 +84,7 @@ def connect(target: Target, *, transport: Transport | None = None, stop: threadi
     else:
         raise UsageError(f'transport: {transport!r}; it is "openssh", "paramiko" or None')
     try:
-        made.open()  # type: ignore[attr-defined]
+        made.open()
     except BaseException:
         made.close()
         raise

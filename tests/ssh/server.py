@@ -49,8 +49,9 @@ class Server:
         self.known_hosts.write_text(f"[{self.host}]:{self.port} {self.public_host_key}\n")
         self._config = folder / "sshd_config"
         self._config.write_text(
-            f"Port {self.port}\nListenAddress {self.host}\nHostKey {self.host_key}\nAuthorizedKeysFile {self.authorized}\n"
-            f"StrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\nPasswordAuthentication no\n{options}\n"
+            f"Port {self.port}\nListenAddress {self.host}\nHostKey {self.host_key}\n"
+            f"AuthorizedKeysFile {self.authorized}\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\n"
+            f"PasswordAuthentication no\n{options}\n"
         )
         self.config = folder / "ssh_config"
         self.config.write_text(

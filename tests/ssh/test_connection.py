@@ -321,11 +321,16 @@ def test_a_machine_behind_another_is_reached_through_it(to: Connects, server: Se
 
 
 def test_a_proxy_command_is_followed(to: Connects, server: Server, tmp_path: Path) -> None:
-    code = "import socket,sys,threading,os;s=socket.create_connection((sys.argv[1],int(sys.argv[2])));"
-    code += (
-        "threading.Thread(target=lambda:[s.sendall(p) for p in iter(lambda:os.read(0,65536),b'')],daemon=True).start();"
-    )
-    code += "[os.write(1,p) for p in iter(lambda:s.recv(65536),b'')]"
+    code = """
+import os, socket, sys, threading
+sock = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+def up():
+    while piece := os.read(0, 65536):
+        sock.sendall(piece)
+threading.Thread(target=up, daemon=True).start()
+while piece := sock.recv(65536):
+    os.write(1, piece)
+"""
     (tmp_path / "proxy.py").write_text(code)
     config = tmp_path / "config"
     config.write_text(server.config.read_text() + f"  ProxyCommand python3 {tmp_path}/proxy.py %h %p\n")
