@@ -7,7 +7,13 @@ import sys
 
 import pytest
 
+from tests.hosts.fixtures import addresses, bed, hosts, new_host, pytest_collection_finish, require_hosts
+
+__all__ = ["addresses", "bed", "hosts", "new_host", "pytest_collection_finish"]
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and not (sys.platform == "linux" and os.geteuid() == 0):
         pytest.skip("needs root on Linux")
+    if item.get_closest_marker("hosts"):
+        require_hosts()

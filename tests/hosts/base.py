@@ -1,0 +1,147 @@
+"""The Debian that every host boots: made once with mmdebstrap, kept in the cache folder, never written to."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["CACHE", "USERS", "base", "made_once", "missing"]
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyward-tests"
+
+# What the machine of a user has, and no more: no pip, no venv, no compiler. faketime sets a host's clock wrong.
+PACKAGES = (
+    "ca-certificates",
+    "curl",
+    "dbus",
+    "faketime",
+    "iproute2",
+    "openssh-server",
+    "procps",
+    "python3",
+    "sudo",
+    "systemd",
+    "systemd-sysv",
+)
+USERS = ("dev", "ubuntu")
+"""Ordinary users with sudo and no password; `ubuntu` as on the images of EC2."""
+
+_PREPARE = f"""set -e
+rm -f /etc/hostname /etc/ssh/ssh_host_* /etc/machine-id
+: > /etc/machine-id
+for user in {" ".join(USERS)}; do
+    useradd --create-home --shell /bin/bash "$user"
+    echo "$user ALL=(ALL) NOPASSWD:ALL" > "/etc/sudoers.d/$user"
+    chmod 0440 "/etc/sudoers.d/$user"
+done
+printf 'UseDNS no\\nMaxStartups 100\\n' > /etc/ssh/sshd_config.d/tests.conf
+rm -f /etc/resolv.conf /etc/apt/sources.list
+: > /etc/resolv.conf
+systemctl mask -q systemd-networkd.service systemd-resolved.service apt-daily.timer apt-daily-upgrade.timer \\
+    console-getty.service e2scrub_all.timer fstrim.timer dpkg-db-backup.timer systemd-timesyncd.service
+"""
+
+# (command, Debian package) that the test bed needs on this machine.
+_NEEDED = (
+    ("mmdebstrap", "mmdebstrap"),
+    ("systemd-nspawn", "systemd-container"),
+    ("ip", "iproute2"),
+    ("nft", "nftables"),
+    ("ssh", "openssh-client"),
+    ("ssh-keygen", "openssh-client"),
+    ("sshd", "openssh-server"),
+    ("nsenter", "util-linux"),
+)
+
+
+def missing() -> list[str]:
+    """The Debian packages that are not installed here and without which no host can be made."""
+    path = os.environ.get("PATH", "") + os.pathsep + "/usr/sbin"
+    return sorted({package for command, package in _NEEDED if not shutil.which(command, path=path)})
+
+
+def base() -> Path:
+    """The folder of the base, made if need be: about half a minute, where its packages can be had.
+
+    Safe from several processes: one makes it, the others wait. Raises RuntimeError with the output of mmdebstrap.
+    """
+    recipe = "\n".join([platform.machine(), *_mirrors(), *PACKAGES, _PREPARE])
+    return made_once(f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}", _make)
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` of the cache; `make` fills it when it is not there. One process makes it, others wait."""
+    target = CACHE / name
+    if target.exists():
+        return target
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with _locked(CACHE / f"{name}.lock"):
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=CACHE, prefix=f"{name}.") as staging:
+                made = Path(staging) / "made"
+                made.mkdir()
+                make(made)
+                made.rename(target)
+    return target
+
+
+def _make(target: Path) -> None:
+    # Unpacked in memory (25 s; on a disk, with its syncs, six times that) and copied to the cache whole.
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="skyward-tests-") as memory:
+        root = Path(memory) / "root"
+        command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+        done = subprocess.run(
+            [*command, _suite(), str(root), *_mirrors()],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+            env={**os.environ, "TMPDIR": memory},
+        )
+        if done.returncode == 0:
+            done = subprocess.run(["chroot", root, "sh", "-c", _PREPARE], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the hosts' base was not made: {' '.join(command)}\n{done.stderr[-4000:]}")
+        subprocess.run(["cp", "-a", f"{root}/.", target], check=True)
+
+
+def _mirrors() -> list[str]:
+    """Debian as this machine's own apt is configured to get it: lines of a sources.list."""
+    found = _listed()
+    if not found:  # a fresh machine may have no package lists yet
+        subprocess.run(["apt-get", "update", "-qq"], check=True, timeout=300)
+        found = _listed()
+    if not found:
+        raise RuntimeError("apt has no Debian repository here, which the hosts' base is made from")
+    return sorted(found)
+
+
+def _listed() -> set[str]:
+    shape = "$(CREATED_BY)|$(ORIGIN)|$(REPO_URI)|$(CODENAME)|$(COMPONENT)"
+    listed = subprocess.run(["apt-get", "indextargets", "--format", shape], capture_output=True, text=True, check=True)
+    rows = (line.split("|") for line in listed.stdout.splitlines())
+    return {
+        f"deb {uri} {codename} main"
+        for created_by, origin, uri, codename, component in rows
+        if created_by == "Packages" and origin == "Debian" and component == "main"
+    }
+
+
+def _suite() -> str:
+    names = [line.split()[2] for line in _mirrors()]
+    return min(names, key=len)  # bookworm, rather than bookworm-updates
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

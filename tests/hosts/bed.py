@@ -1,0 +1,181 @@
+"""A bed: one bridge, one range of addresses and one folder, for the hosts that a test session makes.
+
+A session claims the first number whose lock is free. Its reaper process holds the lock and does nothing but wait for
+the session's end, however that comes; then it takes everything down. What a dead reaper left is taken down by whoever
+claims the number next. Everything that runs in a host is found by its network namespace, so nothing can hide.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.waiting import until
+
+__all__ = ["RUN", "Bed", "ip", "pids_in", "take_down"]
+
+RUN = Path("/run/skyward-tests")
+ROOT = Path(__file__).parent.parent.parent
+_HIGHEST = 99
+
+
+class Bed:
+    """The network of one test session: `address` is this machine's on the bridge, which hosts reach it by.
+
+    Made by `Bed.claim()`; `Bed(number)` in another process of the same session uses the same one. The bridge leads
+    nowhere else: no route, no NAT.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.name = f"skyt{number}"
+        self.folder = RUN / str(number)
+        self.network = f"10.99.{number}"
+        self.address = f"{self.network}.1"
+        self.key_file = self.folder / "id_ed25519"
+        """The key that root and the ordinary users of every host let in."""
+        self.known_hosts = self.folder / "known_hosts"
+        self.ssh_config = self.folder / "ssh_config"
+        """`ssh -F` with this knows every host by its name."""
+        self._reaper: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def claim(cls) -> Bed:
+        """A bed of one's own. `close` it; should this process be killed first, its reaper does."""
+        RUN.mkdir(exist_ok=True)
+        for number in range(1, _HIGHEST + 1):
+            lock = os.open(RUN / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            else:
+                take_down(number)
+                bed = cls(number)
+                bed._open(lock)
+                return bed
+            finally:
+                os.close(lock)
+        raise RuntimeError(f"all {_HIGHEST} beds under {RUN} are in use")
+
+    def _open(self, lock: int) -> None:
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-m", "tests.hosts.reaper", str(self.number), str(os.getpid())],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            pass_fds=[lock],
+            start_new_session=True,
+        )
+        (self.folder / "owned").mkdir(parents=True)
+        ip("link", "add", self.name, "type", "bridge")
+        # The length of a bridge's name is limited, and so is the time: no spanning tree, so ports forward at once.
+        ip("link", "set", self.name, "type", "bridge", "stp_state", "0", "forward_delay", "0")
+        ip("addr", "add", f"{self.address}/24", "dev", self.name)
+        ip("link", "set", self.name, "up")
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "tests", "-f", self.key_file], check=True)
+        self.known_hosts.touch()
+        self.ssh_config.touch()
+
+    def own(self, process: subprocess.Popen[bytes]) -> None:
+        """See to it that `process` does not outlive the session."""
+        (self.folder / "owned" / str(process.pid)).write_text(_started(process.pid) or "")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """For changes of the files that the processes of a session share."""
+        with open(self.folder / "lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def close(self) -> None:
+        """Take everything down: seconds, whatever runs in the hosts."""
+        if self._reaper is not None:
+            self._reaper.communicate(b"end\n", timeout=60)
+            self._reaper = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def take_down(number: int) -> None:
+    """End every process of bed `number`, and remove its namespaces, mounts, bridge and folder. Idempotent."""
+    bed = Bed(number)
+    owned = bed.folder / "owned"
+    for record in owned.iterdir() if owned.exists() else ():
+        if _started(int(record.name)) == record.read_text():
+            _kill([int(record.name)])
+    names = [path.name for path in Path("/run/netns").glob(f"{bed.name}-*")]
+    for name in names:
+        until(lambda name=name: not _kill(pids_in(name)))  # type: ignore[misc]
+        ip("netns", "del", name)
+    for mounted in sorted(_mounts(bed.folder), reverse=True):
+        subprocess.run(["umount", "-l", mounted], check=True)
+    if Path(f"/sys/class/net/{bed.name}").exists():
+        ip("link", "del", bed.name)
+    for left in Path("/run/systemd/nspawn/propagate").glob(f"{bed.name}-*"):
+        with suppress(OSError):
+            left.rmdir()
+    shutil.rmtree(bed.folder, ignore_errors=True)
+
+
+def pids_in(netns: str) -> list[int]:
+    """The processes in the network namespace `netns`; none if there is no such namespace."""
+    try:
+        inode = os.stat(f"/run/netns/{netns}").st_ino
+    except FileNotFoundError:
+        return []
+    wanted, found = f"net:[{inode}]", []
+    for entry in os.listdir("/proc"):
+        with suppress(OSError):
+            if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/net") == wanted:
+                found.append(int(entry))
+    return found
+
+
+def ip(*arguments: str, netns: str | None = None) -> None:
+    """Run `ip`. Raises RuntimeError with what it said."""
+    run(["ip", *(["-n", netns] if netns else []), *arguments])
+
+
+def run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def _kill(pids: Sequence[int]) -> bool:
+    """Kill them. Says whether there were any."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    if pids:
+        time.sleep(0.01)
+    return bool(pids)
+
+
+def _started(pid: int) -> str | None:
+    """When it started, in ticks since boot: with the number it names a process for good."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def _mounts(below: Path) -> list[str]:
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [target for target in (line.split()[1] for line in lines) if target.startswith(f"{below}/")]

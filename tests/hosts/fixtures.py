@@ -1,0 +1,111 @@
+"""The fixtures of tests with hosts; `tests/hosts/README.md` says how to use them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from tests.hosts.base import base, missing
+from tests.hosts.bed import Bed
+from tests.hosts.host import Host
+
+__all__ = ["addresses", "bed", "hosts", "new_host", "pytest_collection_finish", "why_no_hosts"]
+
+REQUIRE = "SKYWARD_REQUIRE_HOSTS"
+_FIRST_ADDRESS = 10
+_LAST_ADDRESS = 62  # from 64 on the addresses belong to EC2
+
+
+class NewHost(Protocol):
+    """What `new_host` gives."""
+
+    def __call__(self, name: str | None = None, *, ssh_after_s: float = 0.0, **options: Any) -> Host: ...
+
+
+def why_no_hosts() -> str | None:
+    """Why no hosts can be made here, in words for a user; None if they can."""
+    if sys.platform != "linux":
+        return "hosts are made of Linux containers"
+    if os.geteuid() != 0:
+        return "hosts need root"
+    if absent := missing():
+        return f"hosts need Debian packages that are not installed: apt-get install {' '.join(absent)}"
+    return None
+
+
+def require_hosts() -> None:
+    """Skip the test where there can be no hosts, saying why; fail where there must be (`.ci/run`)."""
+    why = why_no_hosts()
+    if why and os.environ.get(REQUIRE):
+        pytest.fail(f"{why}, and {REQUIRE} is set", pytrace=False)
+    if why:
+        pytest.skip(why)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Make what takes long before the first test begins, as each has a time limit."""
+    used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if "bed" in used and why_no_hosts() is None and not session.config.option.collectonly:
+        base()
+
+
+@pytest.fixture(scope="session")
+def bed() -> Iterator[Bed]:
+    """The network of this session's hosts."""
+    require_hosts()
+    with Bed.claim() as bed:
+        yield bed
+
+
+def _free_addresses(bed: Bed) -> Iterator[str]:
+    for last in itertools.cycle(range(_FIRST_ADDRESS, _LAST_ADDRESS + 1)):
+        address = f"{bed.network}.{last}"
+        if address not in {path.read_text() for path in bed.folder.glob("hosts/*/address")}:
+            yield address
+
+
+@pytest.fixture(scope="session")
+def addresses(bed: Bed) -> Iterator[str]:
+    """Addresses for further hosts on the bed's network: none of them is in use."""
+    return _free_addresses(bed)
+
+
+@pytest.fixture(scope="session")
+def hosts(bed: Bed, addresses: Iterator[str]) -> Iterator[Callable[[int], list[Host]]]:
+    """`hosts(n)` gives the first n hosts of the session, on and reachable. Shared: leave them as they were."""
+    made: list[Host] = []
+
+    def give(count: int) -> list[Host]:
+        while len(made) < count:
+            made.append(Host(bed, f"node{len(made)}", next(addresses)))
+        for host in made[:count]:
+            if not host.is_on:
+                host.start()
+            host.restore_link()
+        return [host.wait_ssh() for host in made[:count]]
+
+    yield give
+    for host in made:
+        host.destroy()
+
+
+@pytest.fixture
+def new_host(bed: Bed, addresses: Iterator[str]) -> Iterator[NewHost]:
+    """`new_host()` starts a host for this test alone, which may do with it what it likes."""
+    made: list[Host] = []
+
+    def give(name: str | None = None, *, ssh_after_s: float = 0.0, **options: Any) -> Host:
+        address = next(addresses)
+        host = Host(bed, name or f"host-{address.rpartition('.')[2]}", address, **options)
+        made.append(host)
+        host.start(ssh_after_s=ssh_after_s)
+        return host if ssh_after_s else host.wait_ssh()
+
+    yield give
+    for host in made:
+        host.destroy()

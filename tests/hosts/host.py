@@ -1,0 +1,433 @@
+"""A bare Debian host on this machine: its own systemd, sshd, disk, network and host key. ssh answers in half a second.
+
+It is a systemd-nspawn container. Its disk is an overlay on the shared base, in memory; it keeps what it holds until
+`destroy`, also over `power_loss` and `shutdown`, as a disk does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from tests.hosts.base import USERS, base
+from tests.hosts.bed import Bed, ip, pids_in, run
+from tests.waiting import until
+
+__all__ = ["Host", "Process"]
+
+# What a bare host runs, by name, and what a login leaves for ten seconds. What else runs there, somebody started.
+_SYSTEM = {"systemd", "systemd-journal", "dbus-daemon", "systemd-logind", "sshd", "agetty", "systemd-update-"}
+_PREFIX = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A process inside a host. `pid` is its number in there, `outside_pid` on this machine."""
+
+    pid: int
+    outside_pid: int
+    uid: int
+    name: str
+    command: str
+
+
+class Host:
+    """One host. Not started yet: `start`. All methods block, and raise AssertionError when they take too long.
+
+    `disk_mib` bounds its disk, which takes memory only as it fills. `users` maps those who may log in by ssh to the
+    public keys they let in; None: root and the ordinary users, with the key of the bed.
+    """
+
+    def __init__(
+        self, bed: Bed, name: str, address: str, *, disk_mib: int = 8192, users: Mapping[str, str] | None = None
+    ) -> None:
+        self.bed = bed
+        self.name = name
+        self.address = address
+        self.machine = f"{bed.name}-{name}"
+        self.folder = bed.folder / "hosts" / name
+        self.boot_s = math.nan
+        """How long the last start took until ssh answered, in seconds."""
+        self._disk_mib = disk_mib
+        self._users = users
+        self._veth = f"{bed.name}-{address.rpartition('.')[2]}"
+        self._container: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"Host({self.name} {self.address}, {'on' if self.is_on else 'off'})"
+
+    # Power.
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it has power. A host that powered itself off has none."""
+        return self._container is not None and self._container.poll() is None
+
+    def start(self, *, ssh_after_s: float = 0.0) -> Host:
+        """Boot. Returns at once, see `wait_ssh`.
+
+        `ssh_after_s`: a slow boot; the host is there, but its sshd starts only then. `math.inf`: the boot never ends.
+        """
+        assert not self.is_on, f"{self.name} is on"
+        self._make_disk()
+        self._set_boot_delay(ssh_after_s)
+        self._make_network()
+        self._begun = time.monotonic()
+        command = ["systemd-nspawn", "-q", "-D", str(self._root), "--boot", "--register=no", "--keep-unit"]
+        command += [f"--machine={self.machine}", f"--hostname={self.name}", "--console=pipe", "--resolv-conf=off"]
+        command += [f"--network-namespace-path=/run/netns/{self.machine}", "--link-journal=no", "--timezone=off"]
+        with open(self.folder / "console", "ab") as console:
+            self._container = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True
+            )
+        self.bed.own(self._container)
+        return self
+
+    def wait_ssh(self, within_s: float = 30.0) -> Host:
+        """Wait until its sshd answers."""
+        until(lambda: not self.is_on or self.answers_ssh(), within_s)
+        assert self.is_on, f"{self.name} did not boot: {self.console()[-2000:]}"
+        self.boot_s = time.monotonic() - self._begun
+        return self
+
+    def answers_ssh(self, timeout_s: float = 1.0) -> bool:
+        """Whether an sshd says who it is at port 22."""
+        try:
+            with socket.create_connection((self.address, 22), timeout=timeout_s) as connection:
+                connection.settimeout(timeout_s)
+                return connection.recv(4) == b"SSH-"
+        except OSError:
+            return False
+
+    def shutdown(self, within_s: float = 60.0) -> None:
+        """A clean shutdown, about 2 s. The disk stays; `start` boots it again."""
+        assert self._container is not None
+        self._container.send_signal(signal.SIGTERM)
+        self.wait_off(within_s)
+
+    def power_loss(self, *, is_silent: bool = True) -> None:
+        """Everything in it is gone at once. The disk stays.
+
+        `is_silent`: as when a cable is pulled: its peers hear nothing. Otherwise as when a kernel crashes in a rack
+        whose switch tells: its connections end with a FIN or reset.
+        """
+        if is_silent and self.is_on:
+            self.cut_link()
+        if self.is_on:
+            with suppress(ProcessLookupError):
+                os.kill(self._init(), signal.SIGKILL)
+        self.wait_off()
+
+    def wait_off(self, within_s: float = 60.0) -> None:
+        """Wait until it has no power, because it was told to or by itself."""
+        if self._container is not None:
+            until(lambda: not self.is_on, within_s)
+        self._drop_network()
+
+    def destroy(self) -> None:
+        """Power loss, and the disk is gone too. Idempotent."""
+        self.power_loss(is_silent=False)
+        for mounted in (self._root, self._disk):
+            if os.path.ismount(mounted):
+                run(["umount", "-l", str(mounted)])
+        with self.bed.locked():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            _write_books(self.bed)
+        with suppress(OSError):
+            Path(f"/run/systemd/nspawn/propagate/{self.machine}").rmdir()
+
+    def console(self) -> str:
+        """What it printed on its console, over all its boots."""
+        path = self.folder / "console"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # Network.
+
+    def cut_link(self) -> None:
+        """Nothing comes through any more, in either direction, and nobody is told."""
+        # This side of the cable: were it that of the host, the kernel there would know and tell its programs.
+        ip("link", "set", self._veth, "down")
+
+    def restore_link(self) -> None:
+        """Undo `cut_link`."""
+        ip("link", "set", self._veth, "up")
+
+    @contextmanager
+    def link_cut(self) -> Iterator[None]:
+        """`cut_link` for the length of the block."""
+        self.cut_link()
+        try:
+            yield
+        finally:
+            self.restore_link()
+
+    def hide_from(self, address: str) -> None:
+        """Drop what comes from `address`: a host that can be reached only through another (a jump host)."""
+        self._nft("add table ip hidden; add chain ip hidden input { type filter hook input priority 0; }")
+        self._nft(f"add rule ip hidden input ip saddr {address} drop")
+
+    def show_to_all(self) -> None:
+        """Undo `hide_from`."""
+        self._nft("delete table ip hidden")
+
+    def _nft(self, commands: str) -> None:
+        run(["ip", "netns", "exec", self.machine, "nft", commands])
+
+    # What runs in it.
+
+    def run(
+        self, *command: str, stdin: str | None = None, timeout_s: float = 60.0, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in it as root, from outside: no ssh, so it works with the link cut."""
+        clean = ["env", "-i", "HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+        done = subprocess.run(
+            ["nsenter", "-a", "-t", str(self._init()), *clean, *command],
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if check and done.returncode:
+            raise AssertionError(f"{self.name}: {shlex.join(command)} gave {done.returncode}: {done.stderr}")
+        return done
+
+    def ssh(
+        self, command: str, *, user: str = "root", options: Sequence[str] = (), timeout_s: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command by OpenSSH, as `user`, with the key of the bed."""
+        return subprocess.run(
+            ["ssh", "-F", self.bed.ssh_config, *options, f"{user}@{self.name}", command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def processes(self) -> list[Process]:
+        """All that runs in it, however it detached itself."""
+        found = []
+        for pid in pids_in(self.machine):
+            with suppress(OSError):
+                found.append(_describe(pid))
+        return sorted(found, key=lambda process: process.pid)
+
+    def started_processes(self) -> list[Process]:
+        """What runs in it beyond what a bare host runs: what somebody started there and did not end.
+
+        sshd's own processes do not count, those of its sessions do.
+        """
+        # In parentheses: systemd's own, and what it is about to execute.
+        return [process for process in self.processes() if process.name not in _SYSTEM and process.name[0] != "("]
+
+    def memory_mib(self) -> float:
+        """Memory of its processes, shared pages in their part, and of its disk. What this machine pays for it."""
+        total_kib = 0
+        for process in self.processes():
+            with suppress(OSError):
+                lines = Path(f"/proc/{process.outside_pid}/smaps_rollup").read_text().splitlines()
+                total_kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return total_kib / 1024 + self.disk_used_mib()
+
+    # Its files.
+
+    def path(self, inside: str) -> Path:
+        """Where this machine finds a file of it. While it is on, with its /tmp, /run and /dev/shm.
+
+        Follow no absolute symbolic link of it: that would lead to this machine's own files.
+        """
+        relative = PurePosixPath(inside).relative_to("/")
+        return (Path(f"/proc/{self._init()}/root") if self.is_on else self._root) / relative
+
+    def write(self, inside: str, text: str, *, mode: int = 0o644) -> None:
+        """Write a file of it, as root, with the folders above it."""
+        path = self.path(inside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+
+    def read(self, inside: str) -> str:
+        """Read a file of it."""
+        return self.path(inside).read_text()
+
+    def changed_files(self) -> list[str]:
+        """What was written to its disk since it was made, a removed file too. Without /tmp, /run, /dev/shm."""
+        upper = self._disk / "upper"
+        return sorted(f"/{path.relative_to(upper)}" for path in upper.rglob("*") if not path.is_dir())
+
+    def disk_used_mib(self) -> float:
+        """How much of its disk is in use."""
+        used = os.statvfs(self._disk)
+        return (used.f_blocks - used.f_bfree) * used.f_frsize / 2**20
+
+    @contextmanager
+    def disk_full(self, inside: str = "/", *, left_kib: int = 0) -> Iterator[None]:
+        """Nothing more can be written there, but for `left_kib`, for the length of the block.
+
+        `/` is its disk; other paths are /tmp, /run, /dev/shm, /run/user/UID, each a memory of its own.
+        """
+        where = self._disk if inside == "/" else self.path(inside)
+        before = os.statvfs(where)
+        size, used = before.f_blocks * before.f_frsize, (before.f_blocks - before.f_bfree) * before.f_frsize
+        self._resize(inside, max(used + left_kib * 1024, before.f_frsize))
+        try:
+            yield
+        finally:
+            self._resize(inside, size)
+
+    def _resize(self, inside: str, size: int) -> None:
+        if inside == "/":
+            run(["mount", "-o", f"remount,size={size}", str(self._disk)])
+        else:
+            self.run("mount", "-o", f"remount,size={size}", inside)
+
+    # Its clock.
+
+    def set_clock(self, offset_s: float) -> None:
+        """Make the time of day wrong by so much, in ssh sessions that begin from now on and what they start.
+
+        By libfaketime, in programs that are linked dynamically; the kernel has one clock for all. 0 puts it right.
+        The monotonic clock stays as it is.
+        """
+        # Not /etc/ld.so.preload: sshd's sandbox kills a process of its own that does what the library does.
+        library = next(self._root.glob("usr/lib/*/faketime/libfaketime.so.1")).relative_to(self._root)
+        lines = [f"LD_PRELOAD=/{library}", f"FAKETIME={offset_s:+.0f}", "FAKETIME_DONT_FAKE_MONOTONIC=1"]
+        self.write("/etc/environment", "".join(f"{line}\n" for line in lines) if offset_s else "")
+
+    # How it is made.
+
+    @property
+    def _disk(self) -> Path:
+        return self.folder / "disk"
+
+    @property
+    def _root(self) -> Path:
+        return self._disk / "root"
+
+    def _init(self) -> int:
+        """The pid of its systemd on this machine."""
+        assert self._container is not None
+        assert self.is_on, f"{self.name} is off"
+        children = Path(f"/proc/{self._container.pid}/task/{self._container.pid}/children")
+        found: list[str] = []
+        until(lambda: found.extend(children.read_text().split()) or found, within_s=10)  # type: ignore[func-returns-value]
+        return int(found[0])
+
+    def _make_disk(self) -> None:
+        if os.path.ismount(self._root):
+            return
+        for folder in (self._disk, self._root):
+            folder.mkdir(parents=True, exist_ok=True)
+        run(["mount", "-t", "tmpfs", "-o", f"size={self._disk_mib}M,mode=755", "tmpfs", str(self._disk)])
+        for folder in (self._root, self._disk / "upper", self._disk / "work"):
+            folder.mkdir()
+        layers = f"lowerdir={base()},upperdir={self._disk}/upper,workdir={self._disk}/work"
+        run(["mount", "-t", "overlay", "-o", layers, self.machine, str(self._root)])
+        key = self.folder / "host_key"
+        run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(key)])
+        shutil.copy(key, self._root / "etc/ssh/ssh_host_ed25519_key")
+        shutil.copy(f"{key}.pub", self._root / "etc/ssh/ssh_host_ed25519_key.pub")
+        (self._root / "etc/hostname").write_text(f"{self.name}\n")
+        public = Path(f"{self.bed.key_file}.pub").read_text()
+        for user, keys in (self._users if self._users is not None else dict.fromkeys(("root", *USERS), public)).items():
+            self.authorize(user, keys)
+        self._introduce()
+
+    def authorize(self, user: str, public_keys: str) -> None:
+        """Let `user` in with these keys and no others."""
+        home = self._root / ("root" if user == "root" else f"home/{user}")
+        folder = home / ".ssh"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / "authorized_keys").write_text(public_keys)
+        owner = home.stat()
+        for path in (folder, folder / "authorized_keys"):
+            os.chown(path, owner.st_uid, owner.st_gid)
+
+    def host_key(self) -> str:
+        """Its public host key: `ssh-ed25519 AAAA...`."""
+        return " ".join((self.folder / "host_key.pub").read_text().split()[:2])
+
+    def change_host_key(self) -> None:
+        """Give it another host key, as after a new installation. `known_hosts` of the bed keeps the old one."""
+        self.run("sh", "-c", "rm /etc/ssh/ssh_host_*; ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key")
+
+    def _introduce(self) -> None:
+        with self.bed.locked():
+            (self.folder / "address").write_text(self.address)
+            _write_books(self.bed)
+
+    def _make_network(self) -> None:
+        self._drop_network()
+        ip("netns", "add", self.machine)
+        # A network card keeps its number over a boot: with another one, peers would send to the old for a minute.
+        number = f"02:99:00:00:{self.bed.number:02x}:{int(self.address.rpartition('.')[2]):02x}"
+        peer = ["peer", "name", "eth0", "address", number, "netns", self.machine]
+        ip("link", "add", self._veth, "type", "veth", *peer)
+        ip("link", "set", self._veth, "master", self.bed.name, "up")
+        ip("addr", "add", f"{self.address}/{_PREFIX}", "dev", "eth0", netns=self.machine)
+        ip("link", "set", "eth0", "up", netns=self.machine)
+        ip("link", "set", "lo", "up", netns=self.machine)
+
+    def _drop_network(self) -> None:
+        # With the namespace go the connections that its kernel would still try to end.
+        if Path(f"/run/netns/{self.machine}").exists():
+            until(lambda: not pids_in(self.machine))
+            ip("netns", "del", self.machine)
+        if Path(f"/sys/class/net/{self._veth}").exists():
+            with suppress(RuntimeError):  # the kernel was faster: it goes with its other end
+                ip("link", "del", self._veth)
+
+    def _set_boot_delay(self, ssh_after_s: float) -> None:
+        drop_in = self._root / "etc/systemd/system/ssh.service.d/delay.conf"
+        drop_in.unlink(missing_ok=True)
+        if ssh_after_s > 0:
+            drop_in.parent.mkdir(exist_ok=True)
+            sleep = "infinity" if ssh_after_s == math.inf else f"{ssh_after_s:g}"
+            drop_in.write_text(f"[Service]\nExecStartPre=/bin/sleep {sleep}\nTimeoutStartSec=infinity\n")
+
+
+def _write_books(bed: Bed) -> None:
+    """Write the bed's known_hosts and ssh_config, and the /etc/hosts of all its hosts.
+
+    Each must find its own name at its own address: at 127.0.0.1, gloo and JAX would tell the others to meet there.
+    """
+    folders = sorted(path.parent for path in bed.folder.glob("hosts/*/address"))
+    known, config, table = "", "", "127.0.0.1 localhost\n"
+    for folder in folders:
+        name, address = folder.name, (folder / "address").read_text()
+        key = " ".join((folder / "host_key.pub").read_text().split()[:2])
+        known += f"{name},{address} {key}\n"
+        config += f"Host {name}\n  HostName {address}\n"
+        table += f"{address} {name}\n"
+    bed.known_hosts.write_text(known)
+    bed.ssh_config.write_text(
+        f"{config}Host *\n  User root\n  IdentityFile {bed.key_file}\n  IdentitiesOnly yes\n  BatchMode yes\n"
+        f"  UserKnownHostsFile {bed.known_hosts}\n  StrictHostKeyChecking yes\n  ConnectTimeout 10\n"
+    )
+    for folder in folders:
+        (folder / "disk/root/etc/hosts").write_text(table)
+
+
+def _describe(pid: int) -> Process:
+    folder = Path(f"/proc/{pid}")
+    status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
+    words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    return Process(
+        pid=int(status["NSpid"].split()[-1]),
+        outside_pid=pid,
+        uid=int(status["Uid"].split()[0]),
+        name=status["Name"],
+        command=b" ".join(words).decode(errors="replace"),
+    )
