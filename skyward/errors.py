@@ -11,7 +11,12 @@
     │   ├── AuthFailed             it refused the credentials
     │   ├── HostKeyUnknown         a machine's SSH host key is not known here
     │   ├── HostKeyChanged         a machine's SSH host key is not the one that is known
-    │   └── QuotaExceeded          the account may not have that much
+    │   ├── QuotaExceeded          the account may not have that much
+    │   ├── Throttled              it asked to be called less often, or later
+    │   ├── OutcomeUnknown         a request failed, and may have been carried out all the same
+    │   ├── BudgetExceeded         the pool would cost, or has cost, more than its budget_usd
+    │   ├── ForeignState           what is written down here is about another account
+    │   └── TerminateFailed        machines may still be running, and cost money
     ├── NodeError                  a machine, or the processes of ours on it
     │   ├── NodeLost               the node went away with work on it
     │   ├── SlotLost               the process that ran the call died
@@ -40,6 +45,8 @@ from typing import Any, ClassVar
 __all__ = [
     "ArgumentNotPicklable",
     "AuthFailed",
+    "BudgetExceeded",
+    "ForeignState",
     "GangHung",
     "HostKeyChanged",
     "HostKeyUnknown",
@@ -51,6 +58,7 @@ __all__ = [
     "NoCapacity",
     "NodeError",
     "NodeLost",
+    "OutcomeUnknown",
     "PayloadNotLoadable",
     "PoolClosed",
     "Preempted",
@@ -64,6 +72,8 @@ __all__ = [
     "TaskError",
     "TaskExited",
     "TaskTimeout",
+    "TerminateFailed",
+    "Throttled",
     "Unreachable",
     "UsageError",
 ]
@@ -143,6 +153,48 @@ class HostKeyChanged(ProviderError):
 
 class QuotaExceeded(ProviderError):
     """The account's quota does not allow that many machines."""
+
+
+class Throttled(ProviderError):
+    """The provider asked to be called less often, or later: nothing was done."""
+
+    retryable = True
+
+
+class OutcomeUnknown(ProviderError):
+    """A request to the provider failed in a way that does not say whether it was carried out."""
+
+    retryable = True
+
+
+class BudgetExceeded(ProviderError):
+    """The pool would cost more than its `budget_usd`, or would have if it had gone on.
+
+    Attributes: `budget_usd`, `cost_usd` (so far, or forecast).
+    """
+
+    budget_usd: float = 0.0
+    cost_usd: float = 0.0
+
+
+class ForeignState(ProviderError):
+    """What is written down here was made with another account or region: it is not acted on.
+
+    Attributes: `recorded`, `current` (both as the provider names them).
+    """
+
+    recorded: str = ""
+    current: str = ""
+
+
+class TerminateFailed(ProviderError):
+    """Machines may still be running, and cost money, or something made for them is still there.
+
+    Attributes: `ids` (the provider's ids of them), `command` (what ends them by hand).
+    """
+
+    ids: tuple[str, ...] = ()
+    command: str = ""
 
 
 class NodeError(SkywardError):

@@ -1,0 +1,337 @@
+"""The journal of a pool of rented machines: what was asked for, written down before it is asked for.
+
+A folder of this user for each pool, `~/.local/state/skyward/pools/<pool>.<id>` (XDG_STATE_HOME is respected), mode
+0700. In it `journal.jsonl`, one record a line, each on the disk (fsync) before the next step is taken; and what else
+the pool must not lose: its private key. Whoever finds the folder of a dead owner, in whatever process, can end what
+the owner rented. The folder is removed when everything is known to be gone, never before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .errors import UsageError
+
+__all__ = ["Attempt", "Journal", "Owner", "journals", "state_folder"]
+
+_FILE = "journal.jsonl"
+
+
+def state_folder() -> str:
+    """Where what must outlive a process is kept: `$XDG_STATE_HOME/skyward`, else `~/.local/state/skyward`."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):  # the standard says: a relative one is ignored
+        base = os.path.expanduser("~/.local/state")
+    return os.path.join(base, "skyward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """The process that a pool belongs to. The start time tells it from a later process with the same number."""
+
+    host: str
+    boot: str
+    pid: int
+    started: str
+
+    @classmethod
+    def this_process(cls) -> Owner:
+        pid = os.getpid()
+        return cls(host=_host(), boot=_boot(), pid=pid, started=_started(pid))
+
+    @classmethod
+    def from_tag(cls, tag: str) -> Owner | None:
+        """The inverse of `tag`; None where the text is not one."""
+        parts = tag.split("/")
+        if len(parts) != 4 or not parts[2].isdigit():
+            return None
+        return cls(host=parts[0], boot=parts[1], pid=int(parts[2]), started=parts[3])
+
+    @property
+    def tag(self) -> str:
+        """As text without secrets, for a provider's tags."""
+        return f"{self.host}/{self.boot}/{self.pid}/{self.started}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is, or was, a process of this machine: of others nobody here knows whether they live."""
+        return self.host == _host()
+
+    def is_alive(self) -> bool:
+        """Whether the process runs now. Of another machine's process: True, for it cannot be known."""
+        if not self.is_here:
+            return True
+        return self.boot == _boot() and _started(self.pid) == self.started != ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One create call, known before it is made. `ids`: None until its outcome is known; () when nothing was made."""
+
+    token: str
+    at: float
+    offer: dict[str, Any]
+    nodes: tuple[int, ...]
+    ids: tuple[str, ...] | None = None
+
+
+@dataclass
+class Journal:
+    """One pool's records; made by `open_new` or `journals`, never directly.
+
+    Thread-safe within a process. Only its owner, and after the owner's death whoever holds `exclusively`, writes.
+    """
+
+    folder: str
+    pool: str
+    id: str
+    provider: str
+    fields: dict[str, Any]
+    """What makes the provider again; plain data, no secrets."""
+    scope: str
+    """Account and region, as the provider names them."""
+    owner: Owner
+    lease_s: float
+    at: float
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    is_closed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @classmethod
+    def open_new(cls, *, pool: str, provider: str, fields: dict[str, Any], scope: str, lease_s: float) -> Journal:
+        """The journal of a pool that this process opens. Raises UsageError if the state folder cannot be written."""
+        owner = Owner.this_process()
+        return cls._made(
+            pool=pool,
+            id=uuid.uuid4().hex[:12],
+            provider=provider,
+            fields=fields,
+            scope=scope,
+            owner=owner,
+            lease_s=lease_s,
+        )
+
+    @classmethod
+    def adopt(cls, *, pool: str, id: str, provider: str, fields: dict[str, Any], scope: str, owner: Owner) -> Journal:  # noqa: A002
+        """A journal for what was found by its tags, its own being lost: so that ending it is on record too."""
+        return cls._made(pool=pool, id=id, provider=provider, fields=fields, scope=scope, owner=owner, lease_s=0.0)
+
+    @classmethod
+    def _made(cls, *, pool: str, id: str, owner: Owner, **head: Any) -> Journal:  # noqa: A002
+        folder = os.path.join(_pools(), f"{pool}.{id}")
+        journal = cls(folder=folder, pool=pool, id=id, owner=owner, at=time.time(), **head)
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            journal._write(journal._head())
+            _sync_folder(folder)
+            _sync_folder(_pools())
+        except OSError as error:
+            raise UsageError(
+                f"state folder: {folder} cannot be written ({error.strerror}); nothing is rented without a record of "
+                "it: set XDG_STATE_HOME to a folder of yours"
+            ) from error
+        return journal
+
+    @classmethod
+    def read(cls, folder: str) -> Journal | None:
+        """The journal in that folder; None when there is none, or one whose first record was never finished."""
+        try:
+            with open(os.path.join(folder, _FILE), encoding="utf-8") as file:
+                lines = file.read().split("\n")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        records = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # half a line, of a process that was killed while it wrote
+                records.append(json.loads(line))
+        if not records or records[0].get("what") != "opened":
+            return None
+        head = dict(records[0])
+        head.pop("what")
+        head["owner"] = Owner(**head["owner"])
+        journal = cls(folder=folder, **head)
+        for record in records[1:]:
+            journal._apply(record)
+        return journal
+
+    # Records --------------------------------------------------------------------------------------------------------
+
+    def begin(self, *, offer: dict[str, Any], nodes: list[int], at: float) -> Attempt:
+        """On the disk before the create call: its token, which also is a tag of whatever the call makes."""
+        with self._lock:
+            token = f"{self.id}-{len(self.attempts)}"
+            self._record({"what": "create", "token": token, "offer": offer, "nodes": nodes, "at": at})
+            return self.attempts[token]
+
+    def settle(self, token: str, ids: list[str]) -> None:
+        """The outcome of a create call: the ids of what it made, none if it made nothing."""
+        with self._lock:
+            self._record({"what": "created", "token": token, "ids": ids})
+
+    def ended(self, ids: list[str]) -> None:
+        """The provider says that these are gone."""
+        with self._lock:
+            if ids:
+                self._record({"what": "gone", "ids": ids})
+
+    def close(self) -> None:
+        """Everything is gone: the folder goes too, with the key in it."""
+        with self._lock:
+            if not self.is_closed:
+                self._record({"what": "closed"})
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def living(self) -> dict[str, Attempt]:
+        """By id: what was made and is not known to be gone."""
+        return {i: a for a in self.attempts.values() for i in a.ids or () if i not in self.gone}
+
+    @property
+    def open_attempts(self) -> list[Attempt]:
+        """Create calls of which nobody wrote down how they ended."""
+        return [a for a in self.attempts.values() if a.ids is None]
+
+    @contextlib.contextmanager
+    def exclusively(self, *, restore: bool = False) -> Iterator[bool]:
+        """Hold the journal against other processes that clean up. False: it is closed, by another or by its owner.
+
+        Blocks while another holds it; that ends with the other's process at the latest. `restore`: for the owner. It
+        writes all its records again where somebody removed them: what they are about may still cost money.
+        """
+        if restore and not self.is_there:
+            with self._lock:
+                self._restore()
+        try:
+            fd = os.open(self.folder, os.O_RDONLY)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with self._lock:
+                now = Journal.read(self.folder)
+                if now is not None:
+                    self.attempts, self.gone, self.is_closed = now.attempts, now.gone, now.is_closed
+            yield now is not None and not now.is_closed
+        finally:
+            os.close(fd)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether nobody, this process included, has closed and removed it."""
+        return not self.is_closed and os.path.exists(os.path.join(self.folder, _FILE))
+
+    def _restore(self) -> None:
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        self._write(self._head())
+        for a in self.attempts.values():
+            self._write({"what": "create", "token": a.token, "offer": a.offer, "nodes": a.nodes, "at": a.at})
+            if a.ids is not None:
+                self._write({"what": "created", "token": a.token, "ids": a.ids})
+        self._write({"what": "gone", "ids": sorted(self.gone)})
+
+    def _head(self) -> dict[str, Any]:
+        names = ("pool", "id", "provider", "fields", "scope", "lease_s", "at")
+        return {"what": "opened", "owner": asdict(self.owner), **{name: getattr(self, name) for name in names}}
+
+    def _record(self, record: dict[str, Any]) -> None:
+        if self.is_closed:
+            raise UsageError(f"the journal of pool {self.pool!r} is closed")
+        self._write(record)
+        self._apply(record)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        fd = os.open(os.path.join(self.folder, _FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            # A newline first: behind half a record of one who was killed, this one is still a line of its own.
+            os.write(fd, b"\n" + json.dumps(record).encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _apply(self, record: dict[str, Any]) -> None:
+        what = record["what"]
+        if what == "create":
+            token = record["token"]
+            self.attempts[token] = Attempt(
+                token=token, at=record["at"], offer=record["offer"], nodes=tuple(record["nodes"])
+            )
+        elif what == "created":
+            old = self.attempts[record["token"]]
+            ids = tuple(record["ids"])
+            self.attempts[old.token] = Attempt(token=old.token, at=old.at, offer=old.offer, nodes=old.nodes, ids=ids)
+        elif what == "gone":
+            self.gone.update(record["ids"])
+        elif what == "closed":
+            self.is_closed = True
+
+
+def journals(pool: str | None = None) -> list[Journal]:
+    """Those on this machine that are not closed, oldest first; `pool`: only of pools of that name."""
+    try:
+        names = os.listdir(_pools())
+    except FileNotFoundError:
+        return []
+    found = [Journal.read(os.path.join(_pools(), name)) for name in names]
+    open_ones = [j for j in found if j is not None and not j.is_closed and pool in (None, j.pool)]
+    return sorted(open_ones, key=lambda journal: journal.at)
+
+
+def _pools() -> str:
+    return os.path.join(state_folder(), "pools")
+
+
+def _sync_folder(path: str) -> None:
+    """A new file is safe only when its folder is on the disk too."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _host() -> str:
+    """This machine, and the part of it in which process numbers mean what they mean here.
+
+    The name counts too: homes may be shared by machines, and cloned machines may share their id.
+    """
+    machine = namespace = ""
+    with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:
+        machine = file.read().strip()
+    with contextlib.suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    # A digest: the id is meant to stay on the machine, and tags are read by others.
+    return hashlib.sha256(f"{machine}|{platform.node()}|{namespace}".encode()).hexdigest()[:12]
+
+
+def _boot() -> str:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()[:8]
+    return "-"
+
+
+def _started(pid: int) -> str:
+    """When the process began, in whatever unit the system has; empty: there is none."""
+    if os.path.isdir("/proc/self"):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return ""
+        return "" if fields[0] in "ZX" else fields[19]
+    shown = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return "-".join(shown.stdout.split())

@@ -1,0 +1,190 @@
+"""The end of rented machines: asked for, then looked at until they are gone. What could not be ended is named."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeVar
+
+from ..errors import OutcomeUnknown, ProviderError, TerminateFailed, Throttled
+from ..journal import Journal
+from .clock import Clock, patiently
+from .rented import ATTEMPT_TAG, JOURNAL_TAG, Cloud, Instance
+
+__all__ = ["END_LIMIT_S", "Ending", "shielded"]
+
+T = TypeVar("T")
+
+END_LIMIT_S = 600.0
+"""Seconds that machines get to end, and then again what they shared; afterwards it is an error, loud."""
+_ASK_AGAIN_S = 60.0
+"""A machine that was asked to end and still runs after so long is asked once more."""
+_FIRST_LOOK_S = 1.0
+_LONGEST_LOOK_S = 10.0
+
+
+def _everything(_id: str, _token: str) -> bool:
+    return True
+
+
+@dataclass
+class Ending:
+    """Ends what a journal knows of and what carries its tag. `run` may be called once.
+
+    Args:
+        is_meant: whether a machine of this id and attempt is to end; others of the journal are left alone.
+        on_gone: called with each id once it is known to be gone.
+        command: what a person types to end the rest by hand.
+    """
+
+    cloud: Cloud
+    journal: Journal
+    clock: Clock
+    is_meant: Callable[[str, str], bool] = _everything
+    on_gone: Callable[[str], None] = lambda _id: None
+    command: str = ""
+    limit_s: float = END_LIMIT_S
+    _seen: set[str] = field(default_factory=set)
+    _asked: dict[str, float] = field(default_factory=dict)
+    _refusal: str = ""
+
+    def run(self) -> bool:
+        """Until all of them are gone. False: none costs money any more, but some are not gone yet.
+
+        Raises:
+            TerminateFailed: some may still cost money; `ids` are those.
+        """
+        began = self.clock.monotonic()
+        pause_s = _FIRST_LOOK_S
+        while True:
+            now = self.clock.monotonic()
+            listed = self._listed(began)
+            open_tokens = [a.token for a in self.journal.open_attempts if self.is_meant("", a.token)]
+            billed, ending, unlisted = self._sorted(listed, now - began)
+            self._end(billed, now)
+            # A create call of unknown outcome: what it made shows within `settle_s`.
+            if not (billed or ending or unlisted) and (not open_tokens or now - began > self.cloud.settle_s):
+                for token in open_tokens:
+                    self.journal.settle(token, [])
+                return True
+            if now - began > self.limit_s:
+                if not (billed or unlisted):
+                    return False
+                self._fail([*billed, *unlisted])
+            self.clock.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _LONGEST_LOOK_S)
+
+    def clean_up(self) -> None:
+        """Remove what the machines shared, when all are gone, and close the journal.
+
+        Raises:
+            TerminateFailed: something is left; `ids` name it. It costs nothing.
+        """
+        tags = {JOURNAL_TAG: self.journal.id}
+        deadline = self.clock.monotonic() + self.limit_s
+        pause_s = _FIRST_LOOK_S
+        while True:
+            left = self._patient(lambda: self.cloud.clean_up(tags))
+            if not left:
+                self.journal.close()
+                return
+            if self.clock.monotonic() > deadline:
+                self._fail(left)
+            self.clock.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _LONGEST_LOOK_S)
+
+    def _listed(self, began: float) -> dict[str, Instance]:
+        left_s = max(1.0, self.limit_s - (self.clock.monotonic() - began))
+        try:
+            found = self._patient(lambda: self.cloud.describe({JOURNAL_TAG: self.journal.id}), left_s)
+        except ProviderError as error:
+            self._refusal = str(error)
+            self._fail(sorted(self.journal.living) or ["(those with this tag) " + self.journal.id], error)
+        self._seen.update(instance.id for instance in found)
+        return {i.id: i for i in found if self.is_meant(i.id, i.tags.get(ATTEMPT_TAG, ""))}
+
+    def _sorted(self, listed: dict[str, Instance], waited_s: float) -> tuple[list[str], list[str], list[str]]:
+        """Those that cost money, those that are ending, those that may exist though they are not listed."""
+        known = {i for i, attempt in self.journal.living.items() if self.is_meant(i, attempt.token)}
+        gone = {i for i in listed if listed[i].state == "gone"}
+        # An id that was never listed may be too new for that; after a while it is one that is long gone.
+        unlisted = sorted(i for i in known - set(listed) if i not in self._seen and waited_s <= self.cloud.settle_s)
+        gone |= known - set(listed) - set(unlisted)
+        self._note_gone(gone)
+        billed = sorted(i for i in listed if listed[i].is_billed)
+        return billed, sorted(set(listed) - gone - set(billed)), unlisted
+
+    def _note_gone(self, gone: set[str]) -> None:
+        new = sorted(gone - self.journal.gone)
+        self.journal.ended(new)
+        for i in new:
+            self.on_gone(i)
+
+    def _end(self, billed: list[str], now: float) -> None:
+        due = [i for i in billed if now - self._asked.get(i, float("-inf")) >= _ASK_AGAIN_S]
+        if not due:
+            return
+        if not self._ask(due, now) and len(due) > 1:
+            for i in due:  # one that cannot be ended yet must not keep the others alive
+                self._ask([i], now)
+
+    def _ask(self, ids: list[str], now: float) -> bool:
+        try:
+            self.cloud.terminate(ids)
+        except Throttled as error:
+            self._refusal = str(error)
+            return False
+        except OutcomeUnknown as error:  # looking at it will tell
+            self._refusal = str(error)
+        self._asked.update(dict.fromkeys(ids, now))
+        return True
+
+    def _patient(self, call: Callable[[], T], limit_s: float | None = None) -> T:
+        again_on = (Throttled, OutcomeUnknown)
+        return patiently(call, again_on=again_on, clock=self.clock, limit_s=limit_s or self.limit_s)
+
+    def _fail(self, ids: list[str], cause: Exception | None = None) -> NoReturn:
+        why = f" (it said: {self._refusal})" if self._refusal else ""
+        raise TerminateFailed(
+            f"{self.cloud.name}: of pool {self.journal.pool} these may still be there, and cost money: "
+            f"{', '.join(ids)}{why}. End them by hand: {self.command}",
+            ids=tuple(ids),
+            command=self.command,
+        ) from cause
+
+
+def shielded(action: Callable[[], T]) -> T:
+    """What `action` returns or raises. Ctrl-C does not break it off: it is raised when the action is done.
+
+    Only the third Ctrl-C leaves at once, and then the keeper, another process, goes on. The thread is ours, so that
+    an interrupt, which comes to the main thread, cannot hit the action in the middle.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return action()
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            outcome.append(action())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=act, name="skyward-ending", daemon=True)
+    interrupts = 0
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join(1.0)
+        except KeyboardInterrupt:
+            interrupts += 1
+            if interrupts == 3:
+                raise
+            sys.stderr.write("skyward: machines are being ended; twice more Ctrl-C leaves that to the keeper\n")
+    if failure:
+        raise failure[0]
+    if interrupts:
+        raise KeyboardInterrupt
+    return outcome[0]

@@ -1,0 +1,76 @@
+"""What a rented machine runs first when it boots: the watchdog of its lease. No secrets, no packages, no network.
+
+A machine powers itself off when `/run/skyward/lease` was not touched for `lease_s` seconds; the provider made it so
+that to power off is to terminate. Whoever holds the lease touches the file: bring-up, then the agent. Time is that
+of /proc/uptime: a clock that is set, forwards or backwards, changes nothing.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LEASE_FILE", "PREEMPTED_FILE", "boot_script"]
+
+LEASE_FILE = "/run/skyward/lease"
+PREEMPTED_FILE = "/run/skyward/preempted"
+"""Is there once the provider has announced that it takes the machine back; holds what it said."""
+
+# The age of the file is not computed from its time stamp, which is of a clock that may be set: the loop notices THAT
+# the stamp changed, and counts from then by uptime. The first lease starts with the loop, so the grace of the boot is
+# one lease. `poweroff -f` twice over: a system whose service manager hangs is ended too.
+_WATCHDOG = """\
+#!/bin/sh
+lease_s=$1
+file=/run/skyward/lease
+up() { cut -d. -f1 /proc/uptime; }
+last=$(up)
+stamp=
+while sleep 2; do
+    now=$(up)
+    new=$(stat -c %y "$file" 2>/dev/null)
+    if [ "$new" != "$stamp" ]; then stamp=$new; last=$now; fi
+    if [ $((now - last)) -gt "$lease_s" ]; then
+        echo "skyward: no contact for $lease_s s, powering off" >/dev/console 2>/dev/null
+        sync
+        (sleep 30; poweroff -f; sleep 5; echo o >/proc/sysrq-trigger) &
+        systemctl poweroff 2>/dev/null || poweroff
+        sleep 60
+    fi
+done
+"""
+
+# Source: EC2 user guide, "Spot Instance interruption notices": 404 until there is one, two minutes ahead.
+_NOTICES = """\
+#!/bin/sh
+at=http://169.254.169.254/latest
+while sleep 5; do
+    token=$(curl -s -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 300' "$at/api/token") || continue
+    said=$(curl -s -f -m 2 -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/spot/instance-action") || continue
+    printf '%s\\n' "$said" >/run/skyward/preempted.new
+    mv /run/skyward/preempted.new /run/skyward/preempted
+done
+"""
+
+_START = """\
+start() {  # name, command: a transient unit where there is systemd, a session of its own elsewhere
+    if [ -d /run/systemd/system ]; then
+        systemd-run --quiet --unit="$1" --property=Restart=always --property=OOMScoreAdjust=-1000 $2 && return
+    fi
+    setsid $2 </dev/null >/dev/null 2>&1 &
+}
+"""
+
+
+def boot_script(*, lease_s: float, is_spot: bool) -> str:
+    """A shell script for the provider's user data. It can run twice: the second time changes nothing that matters."""
+    lines = [
+        "#!/bin/sh",
+        "mkdir -p /run/skyward && chmod 755 /run/skyward",
+        _file("/run/skyward/watchdog", _WATCHDOG),
+        _START + f"start skyward-lease '/run/skyward/watchdog {int(lease_s)}'",
+    ]
+    if is_spot:
+        lines += [_file("/run/skyward/notices", _NOTICES), "start skyward-notices /run/skyward/notices"]
+    return "\n".join(lines) + "\n"
+
+
+def _file(path: str, text: str) -> str:
+    return f"cat >{path} <<'END'\n{text}END\nchmod 755 {path}"

@@ -1,0 +1,395 @@
+"""A cloud in memory, with the faults of real ones, by a clock of its own: for tests of what rents machines.
+
+    clock = VirtualClock()
+    cloud = FakeCloud(clock, faults=Faults(listing_s=20, lost_answers=0.2), seed=7)
+    provider = FakeProvider(cloud)
+
+It passes the same `ProviderSuite` as the real ones. What a machine costs, when it powers itself off because nobody
+renewed its lease, and everything else that takes time there, is computed from the clock when somebody looks.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from ..accelerators import Accelerator
+from ..errors import NoCapacity, OutcomeUnknown, ProviderError, Throttled
+from ..events import Emit
+from ..machine import Machine, Offer, PoolSpec
+from ..providers.clock import Clock
+from ..providers.cloud import CloudProvider, Host
+from ..providers.rented import JOURNAL_TAG, ApiCall, Instance, Request
+from ..topology import Peer
+
+__all__ = ["FakeCloud", "FakeFaults", "FakeProvider", "FakeServer"]
+
+_CATALOGUE = (
+    Offer(provider="fake", instance_type="small", vcpus=2, memory_gib=4.0, price_usd_per_hour=0.04),
+    Offer(provider="fake", instance_type="large", vcpus=16, memory_gib=64.0, price_usd_per_hour=0.70),
+    Offer(
+        provider="fake",
+        instance_type="gpu",
+        vcpus=8,
+        memory_gib=32.0,
+        accelerator=Accelerator("T4", memory="16GB"),
+        price_usd_per_hour=0.53,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeFaults:
+    """What goes wrong, and how often: rates in [0, 1], times in seconds. The defaults are a cloud without faults."""
+
+    listing_s: float = 0.0
+    """A new machine may be missing from `describe` for up to so long; at most `FakeCloud.settle_s`."""
+    boot_s: float = 20.0
+    """From create to running."""
+    ready_s: float = 10.0
+    """From running to a machine whose watchdog runs and that can be logged into."""
+    never_boots: float = 0.0
+    """The rate of machines that run, and never get that far: no watchdog, no login."""
+    ending_s: float = 15.0
+    """From terminate to gone."""
+    throttled: float = 0.0
+    """The rate of calls that are refused for being too many."""
+    lost_answers: float = 0.0
+    """The rate of create and terminate calls that are carried out and answer with an error."""
+    lost_requests: float = 0.0
+    """The rate of those that answer with the same error and are not carried out."""
+    is_refused_while_pending: bool = False
+    """A machine that is pending cannot be terminated."""
+    no_capacity: frozenset[tuple[str, str, bool]] = frozenset()
+    """Offers that cannot be had, as (instance type, zone, is spot)."""
+
+
+@dataclass
+class FakeServer:
+    """A machine of the fake cloud: times are of its clock; None: not yet."""
+
+    id: str
+    request: Request
+    launched_at: float
+    listed_at: float
+    running_at: float
+    ready_at: float | None
+    touched_at: float | None = None
+    terminated_at: float | None = None
+    gone_at: float | None = None
+    reason: str = ""
+    terminate_calls: int = 0
+    """How often a terminate call was carried out on it; more than one is a fault of the caller."""
+
+    def state(self, now: float) -> Any:
+        if self.gone_at is not None and now >= self.gone_at:
+            return "gone"
+        if self.terminated_at is not None:
+            return "ending"
+        return "running" if now >= self.running_at else "pending"
+
+
+class FakeCloud:
+    """See the module. Thread-safe; one of them is one account in one region.
+
+    Args:
+        clock: the time of the cloud; share it with the provider.
+        faults: may be changed at any time.
+        seed: of the faults: the same calls meet the same ones.
+    """
+
+    name: ClassVar[str] = "fake"
+    credentials: ClassVar[str] = "none"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"spot", "idempotent-create"})
+    minimum_billed_s: ClassVar[float] = 60.0
+    settle_s: ClassVar[float] = 30.0
+    username: str = "fake"
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        faults: FakeFaults | None = None,
+        seed: int = 0,
+        zones: Sequence[str] = ("a", "b"),
+        catalogue: Sequence[Offer] = _CATALOGUE,
+        account: str = "fake-account",
+    ) -> None:
+        self.clock = clock
+        self.faults = faults or FakeFaults()
+        self.servers: dict[str, FakeServer] = {}
+        self.shared: dict[str, dict[str, str]] = {}
+        """By journal id: what `prepare` made, with its tags."""
+        self.calls: Counter[str] = Counter()
+        self.account = account
+        self._catalogue = tuple(catalogue)
+        self._zones = tuple(zones)
+        self._random = random.Random(seed)
+        self._lock = threading.RLock()
+        self._made: dict[str, list[str]] = {}
+        self._scripted: list[tuple[str, Exception, bool]] = []
+
+    # The Cloud protocol -----------------------------------------------------------------------------------------------
+
+    def scope(self) -> str:
+        return f"fake:{self.account}"
+
+    def offers(self, spec: PoolSpec) -> list[Offer]:
+        self._enter("offers")
+        return [
+            replace(offer, zone=zone, region="fake", is_spot=is_spot, price_usd_per_hour=price)
+            for offer in self._catalogue
+            if _fits(offer, spec)
+            for zone in self._zones
+            for is_spot, price in ((False, offer.price_usd_per_hour), (True, round(offer.price_usd_per_hour * 0.3, 6)))
+        ]
+
+    def plan(self, request: Request) -> list[ApiCall]:
+        return [
+            ApiCall(operation="Prepare", parameters={"tags": dict(request.shared_tags), "key": request.public_key}),
+            ApiCall(
+                operation="Create",
+                parameters={
+                    "type": request.offer.instance_type,
+                    "zone": request.offer.zone,
+                    "spot": request.offer.is_spot,
+                    "count": request.count,
+                    "tags": dict(request.tags),
+                    "user_data": request.user_data,
+                },
+            ),
+        ]
+
+    def prepare(self, request: Request) -> None:
+        self._enter("prepare")
+        with self._lock:
+            self.shared[request.tags[JOURNAL_TAG]] = dict(request.shared_tags)
+
+    def create(self, request: Request) -> list[Instance]:
+        is_carried_out, error = self._enter("create", may_lose=True)
+        with self._lock:
+            if is_carried_out and request.token not in self._made:
+                self._refuse(request)
+                self._made[request.token] = [self._make(request) for _ in range(request.count)]
+            if error is not None:
+                raise error
+            return [self._shown(self.servers[i]) for i in self._made[request.token]]
+
+    def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:
+        self._enter("describe")
+        with self._lock:
+            self.settle()
+            now = self.clock.monotonic()
+            return [
+                self._shown(server)
+                for server in self.servers.values()
+                if now >= server.listed_at and _matches(server.request.tags, tags)
+            ]
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        is_carried_out, error = self._enter("terminate", may_lose=True)
+        with self._lock:
+            self.settle()
+            now = self.clock.monotonic()
+            known = [self.servers[i] for i in ids if i in self.servers]
+            if self.faults.is_refused_while_pending and any(s.state(now) == "pending" for s in known):
+                raise Throttled("fake: a machine that is pending cannot be terminated")
+            for server in known if is_carried_out else ():
+                if server.terminated_at is None:
+                    self._end(server, now, "asked")
+                    server.terminate_calls += 1
+                elif server.reason == "asked":
+                    server.terminate_calls += 1
+            if error is not None:
+                raise error
+
+    def clean_up(self, tags: Mapping[str, str]) -> list[str]:
+        self._enter("clean_up")
+        with self._lock:
+            self.settle()
+            now = self.clock.monotonic()
+            if any(s.state(now) != "gone" and _matches(s.request.tags, tags) for s in self.servers.values()):
+                return [f"network of {tags[JOURNAL_TAG]}"]
+            self.shared.pop(tags[JOURNAL_TAG], None)
+            return []
+
+    def host_keys(self, instance_id: str) -> tuple[str, ...]:
+        return ()
+
+    # What a test does to it -------------------------------------------------------------------------------------------
+
+    def script(self, operation: str, error: Exception, *, is_carried_out: bool = False) -> None:
+        """The next call of that operation raises `error`, having been carried out or not."""
+        self._scripted.append((operation, error, is_carried_out))
+
+    def touch(self, instance_id: str) -> bool:
+        """Renew the lease of a machine, as its agent does. False: it does not answer."""
+        with self._lock:
+            self.settle()
+            server = self.servers[instance_id]
+            if not self.answers(instance_id):
+                return False
+            server.touched_at = self.clock.monotonic()
+            return True
+
+    def answers(self, instance_id: str) -> bool:
+        """Whether the machine has booted, and can be logged into."""
+        server = self.servers[instance_id]
+        now = self.clock.monotonic()
+        return server.state(now) == "running" and server.ready_at is not None and now >= server.ready_at
+
+    def reclaim(self, instance_id: str) -> None:
+        """Take a spot machine back, now."""
+        with self._lock:
+            self._end(self.servers[instance_id], self.clock.monotonic(), "spot")
+
+    def billed(self) -> list[FakeServer]:
+        """Those that cost money now."""
+        with self._lock:
+            self.settle()
+            return [s for s in self.servers.values() if s.state(self.clock.monotonic()) in ("pending", "running")]
+
+    def settle(self) -> None:
+        """Do what happened by itself since somebody looked: machines whose lease is over have powered off."""
+        now = self.clock.monotonic()
+        for server in self.servers.values():
+            if server.terminated_at is None and server.ready_at is not None and now >= server.ready_at:
+                over = max(server.ready_at, server.touched_at or 0.0) + server.request.lease_s
+                if now > over:
+                    self._end(server, over, "lease")
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _enter(self, operation: str, *, may_lose: bool = False) -> tuple[bool, Exception | None]:
+        """(whether the call is carried out, what it answers with instead of its result)."""
+        with self._lock:
+            self.calls[operation] += 1
+            for entry in self._scripted:
+                if entry[0] == operation:
+                    self._scripted.remove(entry)
+                    if not entry[2]:
+                        raise entry[1]
+                    return True, entry[1]
+            if self._random.random() < self.faults.throttled:
+                raise Throttled(f"fake: {operation}: too many requests")
+            if may_lose:
+                lost = self._random.random()
+                error = OutcomeUnknown(f"fake: {operation}: the connection broke")
+                if lost < self.faults.lost_answers:
+                    return True, error
+                if lost < self.faults.lost_answers + self.faults.lost_requests:
+                    return False, error
+            return True, None
+
+    def _refuse(self, request: Request) -> None:
+        offer = request.offer
+        if request.tags[JOURNAL_TAG] not in self.shared:
+            raise ProviderError("fake: create: the network was not prepared")
+        if (offer.instance_type, offer.zone, offer.is_spot) in self.faults.no_capacity:
+            raise NoCapacity(f"no {offer.instance_type} in zone {offer.zone}")
+
+    def _make(self, request: Request) -> str:
+        now = self.clock.monotonic()
+        faults = self.faults
+        running_at = now + faults.boot_s
+        boots = self._random.random() >= faults.never_boots
+        server = FakeServer(
+            id=f"fake-{len(self.servers)}",
+            request=request,
+            launched_at=self.clock.time(),
+            listed_at=now + self._random.random() * min(faults.listing_s, self.settle_s),
+            running_at=running_at,
+            ready_at=running_at + faults.ready_s if boots else None,
+        )
+        self.servers[server.id] = server
+        return server.id
+
+    def _end(self, server: FakeServer, at: float, reason: str) -> None:
+        if server.terminated_at is None:
+            server.terminated_at, server.gone_at, server.reason = at, at + self.faults.ending_s, reason
+
+    def _shown(self, server: FakeServer) -> Instance:
+        number = int(server.id.removeprefix("fake-"))
+        return Instance(
+            id=server.id,
+            state=server.state(self.clock.monotonic()),
+            tags=dict(server.request.tags),
+            private_ip=f"10.0.{number // 250}.{number % 250 + 1}",
+            instance_type=server.request.offer.instance_type,
+            zone=server.request.offer.zone,
+            is_spot=server.request.offer.is_spot,
+            launched_at=server.launched_at,
+            reason=server.reason,
+        )
+
+
+def _fits(offer: Offer, spec: PoolSpec) -> bool:
+    if spec.accelerator is not None:
+        has = offer.accelerator
+        return has is not None and has.name == spec.accelerator.name and has.count >= spec.accelerator.count
+    return (
+        offer.accelerator is None
+        and offer.vcpus >= (spec.vcpus or 0)
+        and offer.memory_gib >= (spec.memory_gib or 0.0)
+        and spec.architecture in (None, "x86_64")
+    )
+
+
+def _matches(tags: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
+    return all(name in tags and value in (None, tags[name]) for name, value in wanted.items())
+
+
+BringUp = Callable[[list[Host], PoolSpec, str, list[int], Emit], list[Machine]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeProvider(CloudProvider):
+    """A provider of machines of a FakeCloud: for what launches and ends machines, not for calls.
+
+    Its machines have no agent, unless `agents` brings some up: a function like `CloudProvider.bring_up`.
+    """
+
+    name: ClassVar[str] = "fake"
+    extra: ClassVar[str] = ""
+
+    api: Any
+    """The FakeCloud, or anything that wraps one."""
+    lease_s: float = 600.0
+    agents: BringUp | None = field(default=None, compare=False)
+
+    def cloud(self) -> Any:
+        return self.api
+
+    @property
+    def clock(self) -> Clock:
+        clock: Clock = self.api.clock
+        return clock
+
+    def fields(self) -> dict[str, Any]:
+        return {"account": self.api.account}
+
+    def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        if self.agents is not None:
+            return self.agents(hosts, spec, pool, nodes, emit)
+        deadline = self.clock.monotonic() + spec.provision_timeout_s
+        for host in hosts:
+            while not self.api.touch(host.instance.id):
+                if self.clock.monotonic() > deadline:
+                    raise ProviderError(f"fake: {host.instance.id} does not answer")
+                self.clock.sleep(1.0)
+        return [
+            Machine(
+                node=host.node,
+                socket_path="",
+                folder="",
+                pid=0,
+                peer=Peer(node=host.node, private_ip=host.address),
+                slots=spec.concurrency,
+                lease_s=host.lease_s,
+            )
+            for host in hosts
+        ]
