@@ -34,7 +34,7 @@ from .calls import (
 from .cluster.direct import DirectEngine
 from .cluster.future import Future
 from .cluster.keeper import Keeper
-from .cluster.link import connect
+from .cluster.link import ask_to_end
 from .cluster.tasks import SendAgain
 from .config import pool_fields
 from .dispatch import Dispatch, refuse_gang_options
@@ -49,7 +49,7 @@ from .mapping import Chunk, MapRun, check_chunk
 from .options import check_above_zero, check_choice, check_count, translated
 from .providers.base import Provider
 from .waiting import joined, streamed, value_of, values_of
-from .wire.frames import INLINE_LIMIT, Kind, pack
+from .wire.frames import INLINE_LIMIT
 from .wire.seen import SeenArrays
 
 __all__ = ["ComputePool"]
@@ -59,6 +59,8 @@ T = TypeVar("T")
 _MAX_REPLACEMENTS = 16
 _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
+_ASK_S = 10.0
+"""Seconds for a command to reach a node that is to end; 1 where it is a socket."""
 
 
 class ComputePool:
@@ -606,6 +608,4 @@ def _pickled_initializer(initializer: tuple[Callable[..., object], tuple[Any, ..
 def _ask_to_end(machine: Machine) -> None:
     """A node whose engine never started: nobody has told it to end."""
     with contextlib.suppress(Exception):  # terminate kills what does not listen
-        sock, _ = connect(machine.socket_path, role="client", pool="", timeout_s=1)
-        with sock:
-            sock.sendall(pack(Kind.SHUTDOWN))
+        ask_to_end(machine, timeout_s=1 if not machine.channel else _ASK_S)

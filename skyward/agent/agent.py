@@ -20,6 +20,7 @@ from ..slot.ports import PortLocks
 from ..slot.zygote import ForkOrder
 from ..topology import Rank
 from ..wire.blobs import Blob
+from ..wire.channel import Channel
 from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind, pack
 from ..wire.layout import references
 from ..wire.tasks import CALL_KINDS, TASK_HEAD, TASK_KIND_AT, NodeConfig, RankOrder
@@ -109,7 +110,7 @@ class Agent:
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()
-        Session(self._loop, sock, self._config.log_limit_bytes, self._on_frame, self._on_session_closed)
+        Session(self._loop, Channel(sock), self._config.log_limit_bytes, self._on_frame, self._on_session_closed)
 
     def _on_frame(self, session: Session, frame: Frame) -> None:
         handler = self._handlers.get(frame.kind) if session is self._client else None
@@ -121,18 +122,30 @@ class Agent:
             self._on_hello(session, frame)
         elif frame.kind == Kind.SHUTDOWN:
             self._loop.stop()
+        elif frame.kind == Kind.ATTACH:
+            session.on_attach(frame)
 
     def _on_hello(self, session: Session, frame: Frame) -> None:
         hello = json.loads(frame.body)
         if not PROTOCOL_VERSION - 1 <= hello["version"] <= PROTOCOL_VERSION:
-            reason = f"this agent speaks protocol {PROTOCOL_VERSION}, the client {hello['version']}"
-            session.send(Kind.GOODBYE, body=json.dumps({"reason": reason}).encode())
+            why = f"this agent speaks protocol {PROTOCOL_VERSION}, the client {hello['version']}"
+            session.greet(Kind.GOODBYE, json.dumps({"reason": why}).encode())
             return
-        session.role = hello["role"]
-        if session.role == "client":
-            self._client = session
+        token = hello.get("token", "")
         facts = {**node_facts(), "version": PROTOCOL_VERSION, "node": self._config.node, "pid": os.getpid()}
-        session.send(Kind.WELCOME, body=json.dumps(facts).encode())
+        if hello.get("is_resumed"):
+            if self._client is None or self._client.token != token:
+                reason = {"reason": "this agent does not know the session", "is_unknown": True}
+                session.greet(Kind.GOODBYE, json.dumps(reason).encode())
+                return
+            self._client.take_over(session, hello["received"])
+            session = self._client
+        session.role, session.token = hello["role"], token
+        if session.role == "client" and session is not self._client:
+            before, self._client = self._client, session
+            if before is not None and before.token:  # nobody comes back to it
+                before.close()
+        session.greet(Kind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
 
     def _on_session_closed(self, session: Session) -> None:
         # The lease, not the connection, decides when the work ends.
@@ -302,8 +315,9 @@ class Agent:
 
     def _send_line(self, slot: Slot) -> None:
         """Give the client its end, behind what the slot must know before a task reaches it there."""
-        if slot.line is not None and self._client is not None and self._topology:
-            self._client.send(Kind.LINE, slot.line_number, fd=slot.line.fileno())
+        client = self._client
+        if slot.line is not None and client is not None and client.passes_fds and self._topology:
+            client.send(Kind.LINE, slot.line_number, fd=slot.line.fileno())
             slot.line.close()
             slot.line = None
 

@@ -19,8 +19,8 @@ class Timer:
 
     __slots__ = ("callback",)
 
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback: Callable[[], None] | None = callback
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
         self.callback = None
@@ -33,12 +33,12 @@ class Loop:
         # Not `selectors`: its look-ups cost as much as the rest of the loop. `poll` is for macOS.
         self._has_epoll = hasattr(select, "epoll")
         self._poll: Any = select.epoll() if self._has_epoll else select.poll()
-        self._callbacks: dict[int, tuple[Callable[[], None], Callable[[], None] | None]] = {}
+        self._callbacks: dict[int, tuple[Callable[[], object], Callable[[], object] | None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._is_stopped = False
 
-    def watch(self, file: Any, read: Callable[[], None], write: Callable[[], None] | None = None) -> None:
+    def watch(self, file: Any, read: Callable[[], object], write: Callable[[], object] | None = None) -> None:
         """Call `read` when `file` can be read, and `write`, if given, when it can be written."""
         fd = file if isinstance(file, int) else file.fileno()
         events = _READ | (_WRITE if write else 0)
@@ -54,7 +54,7 @@ class Loop:
         if self._callbacks.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         timer = Timer(callback)
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), timer))
         return timer

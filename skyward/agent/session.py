@@ -1,59 +1,168 @@
-"""One connection to the agent: the client's, or the keeper's."""
+"""A connection to the agent: the client's, or the keeper's; by the agent's socket, or by a stream that was passed."""
 
 from __future__ import annotations
 
-import socket
+import contextlib
+import os
 import sys
 from collections.abc import Callable
 
 from ..errors import InternalError
 from ..wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
 from ..wire.frames import HAS_FD, QUIET, Frame, Kind, pack
+from ..wire.stream import MAGIC, Ends, StreamChannel
 from .loop import Loop
 from .output import LogBuffer
 
 __all__ = ["Session"]
+
+_FINAL = (Kind.RESULT, Kind.ERROR, Kind.LOST)
+
+
+class _PassedEnds(Ends):
+    """Descriptors that a stub passed on. Its own connection is closed with them, and then the stub ends."""
+
+    def __init__(self, read_fd: int, write_fd: int, stub: Session) -> None:
+        super().__init__(read_fd, write_fd)
+        self.stub = stub
+
+    def close(self) -> None:
+        super().close()
+        self.stub.close()
 
 
 class Session:
     """Frames in by `on_frame`; frames out in order of priority, output bounded by `log_limit_bytes`.
 
     A peer that does not read delays only itself: results wait (there are never more than tasks), output is dropped
-    from the oldest on.
+    from the oldest on. A session with a `token` outlives its link: it keeps what it is to send until `take_over`
+    gives it another.
     """
 
     def __init__(
         self,
         loop: Loop,
-        sock: socket.socket,
+        channel: Channel | StreamChannel,
         log_limit_bytes: int,
         on_frame: Callable[[Session, Frame], None],
         on_close: Callable[[Session], None],
     ) -> None:
         self._loop = loop
-        self._channel = Channel(sock)
+        self._channel = channel
         self._on_frame = on_frame
         self._on_close = on_close
+        self._log_limit_bytes = log_limit_bytes
         self._logs = LogBuffer(log_limit_bytes)
         self._is_blocked = False
+        self._bulky: set[int] = set()
+        """Tasks of which a blob was sent: what follows of them stands behind it."""
+        self._passed: list[int] = []
+        """Descriptors of a stub, until there are two."""
         self.is_closed = False
         self.role = ""
-        loop.watch(self._channel, self._read)
+        self.token = ""
+        loop.watch(channel, self._read)
 
-    def _read(self) -> None:
+    @property
+    def passes_fds(self) -> bool:
+        return self._channel.passes_fds
+
+    @property
+    def received(self) -> int:
+        """Counted frames; 0 where they are not counted."""
+        return self._channel.received if isinstance(self._channel, StreamChannel) else 0
+
+    # Links ----------------------------------------------------------------------------------------------------------
+
+    def on_attach(self, frame: Frame) -> None:
+        """A stub passes a descriptor; with the second one a session of its own begins."""
+        self._passed.append(frame.fd)
+        if len(self._passed) < 2:
+            return
+        (read_fd, write_fd), self._passed = self._passed, []
+        channel = StreamChannel(checks_blobs=True)
+        try:
+            channel.attach(_PassedEnds(read_fd, write_fd, self), 0)
+            session = Session(self._loop, channel, self._log_limit_bytes, self._on_frame, self._on_close)
+        except OSError as error:
+            self._say(f"a channel was refused: {error}")
+            channel.close()
+            self.close()
+            return
+        self._on_close = lambda _: session._drain()
+        channel.greet(MAGIC)
+        session.flush()
+
+    def greet(self, kind: int, body: bytes) -> None:
+        """The answer to HELLO, before anything else."""
+        if isinstance(self._channel, StreamChannel):
+            self._channel.greet(pack(kind, body=body))
+            self.flush()
+        else:
+            self.send(kind, body=body)
+
+    def take_over(self, other: Session, peer_received: int) -> None:
+        """Go on over the link of another session, which is then closed."""
+        assert isinstance(self._channel, StreamChannel)
+        assert isinstance(other._channel, StreamChannel)
+        self._detach()
+        other._unwatch()
+        other.is_closed = True
+        ends = other._channel.take_ends()
+        assert isinstance(ends, _PassedEnds)
+        ends.stub._on_close = lambda _: self._drain()
+        self._channel.attach(ends, peer_received)
+        self._loop.watch(self._channel, self._read)
+
+    def _detach(self) -> None:
+        if isinstance(self._channel, StreamChannel) and self._channel.is_attached:
+            self._unwatch()
+            self._channel.detach()
+
+    def _unwatch(self) -> None:
+        self._set_blocked(False)
+        self._loop.forget(self._channel)
+
+    def _drain(self) -> None:
+        """The stub has ended: what it left in the stream is all that comes."""
+        channel = self._channel
+        assert isinstance(channel, StreamChannel)
+        while not self.is_closed and channel.is_attached:
+            if not self._read():
+                self._link_gone()
+
+    def _link_gone(self) -> None:
+        if self.token:
+            self._detach()
+        else:
+            self.close()
+
+    # In -------------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> bool:
+        """One read; False: nothing was there."""
         try:
             for frame in self._channel.receive():
                 self._on_frame(self, frame)
                 if self.is_closed:
-                    return
+                    return True
         except BlockingIOError:
-            return
+            return False
         except ChannelClosed:
-            self.close()
+            self._link_gone()
         except InternalError as error:  # what comes is no frame: nothing that follows can be understood either
-            sys.stderr.write(f"skyward: a connection to the agent was closed: {error}\n")
-            sys.stderr.flush()
+            self._say(f"a connection to the agent was closed: {error}")
             self.close()
+        else:
+            if self._channel.needs_flush:
+                self.flush()
+        return True
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"skyward: {text}\n")
+        sys.stderr.flush()
+
+    # Out ------------------------------------------------------------------------------------------------------------
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0, fd: int = -1) -> None:
         """Control frames and blobs."""
@@ -65,10 +174,11 @@ class Session:
         if self.is_closed:
             return
         flags = frame.flags & ~(HAS_FD | QUIET)
+        priority = self._priority(frame)
         if frame.fd < 0 and not self._logs and not self._is_blocked:
             try:
                 is_empty = self._channel.send(
-                    pack(frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane), RESULTS
+                    pack(frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane), priority
                 )
             except ChannelClosed:
                 return  # `_read` closes, behind what the peer sent before it went: a SHUTDOWN, say
@@ -76,9 +186,21 @@ class Session:
             return
         self._queue_logs()
         self._channel.queue(
-            frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane, fd=frame.fd, priority=RESULTS
+            frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane, fd=frame.fd, priority=priority
         )
         self.flush()
+
+    def _priority(self, frame: Frame) -> int:
+        """On a stream a blob takes its time: other results go first, and those of its own task go behind it."""
+        if self._channel.passes_fds:
+            return RESULTS
+        if frame.kind == Kind.BLOB:
+            self._bulky.add(frame.ident)
+        elif frame.ident not in self._bulky:
+            return RESULTS
+        elif frame.kind in _FINAL:
+            self._bulky.discard(frame.ident)
+        return BLOBS
 
     def add_log(self, task: int, stream: int, text: bytes) -> None:
         self._logs.add(task, stream, text)
@@ -95,9 +217,16 @@ class Session:
         self._set_blocked(not is_empty)
 
     def _set_blocked(self, is_blocked: bool) -> None:
-        if is_blocked != self._is_blocked:
-            self._is_blocked = is_blocked
-            self._loop.watch(self._channel, self._read, self._unblocked if is_blocked else None)
+        if is_blocked == self._is_blocked:
+            return
+        self._is_blocked = is_blocked
+        read_fd, write_fd = self._channel.fileno(), self._channel.write_fileno()
+        if read_fd == write_fd:
+            self._loop.watch(read_fd, self._read, self._unblocked if is_blocked else None)
+        elif is_blocked:
+            self._loop.watch(write_fd, self._unblocked, self._unblocked)
+        else:
+            self._loop.forget(write_fd)
 
     def _unblocked(self) -> None:
         self.flush()
@@ -112,6 +241,9 @@ class Session:
         if self.is_closed:
             return
         self.is_closed = True
-        self._loop.forget(self._channel)
+        self._unwatch()
         self._channel.close()
+        for fd in self._passed:
+            with contextlib.suppress(OSError):
+                os.close(fd)
         self._on_close(self)

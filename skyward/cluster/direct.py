@@ -39,7 +39,7 @@ from . import interrupts
 from .future import Future, refuse_to_wait, this_thread
 from .gang import Gang, RankTask
 from .gangs import Gangs
-from .link import LEAD_S, Line, NodeLink, Readable, connect
+from .link import LEAD_S, Line, NodeLink, Readable, open_link
 from .logs import LogRouter
 from .tasks import Loss, PulledTask, StreamTask, Task, TaskFailure, loss_error
 from .telling import TaskCounts, TaskTeller
@@ -48,6 +48,8 @@ from .watcher import Watcher
 __all__ = ["DirectEngine"]
 
 _CONNECT_S = 20.0
+_FINISH_S = 3.0
+"""Seconds for the last frames to a remote node, and for the command that brings them there to end."""
 
 _engines: weakref.WeakSet[DirectEngine] = weakref.WeakSet()
 
@@ -114,8 +116,7 @@ class DirectEngine:
         _engines.add(self)
 
     def _connect(self, machine: Machine) -> NodeLink:
-        sock, facts = connect(machine.socket_path, role="client", pool=self.job_id, timeout_s=_CONNECT_S)
-        link = NodeLink(machine.node, Channel(sock), facts)
+        link = open_link(machine, pool=self.job_id, timeout_s=_CONNECT_S)
         self._watcher.add(link)
         return link
 
@@ -209,8 +210,15 @@ class DirectEngine:
         self._release_sockets()
 
     def _release_sockets(self) -> None:
+        remote = [link for link in self._links.values() if link.dialler is not None]
+        deadline = time.monotonic() + _FINISH_S
+        threads = [threading.Thread(target=link.finish, args=(deadline,), daemon=True) for link in remote]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_FINISH_S + 1)
         for link in self._links.values():
-            link.channel.close()
+            link.close()
             if link.line is not None:
                 link.line.channel.close()
         self._watcher.close()
@@ -223,9 +231,9 @@ class DirectEngine:
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
         for link in self._links.values():
-            link.channel.sock.close()
+            link.channel.close_in_child()
             if link.line is not None:
-                link.line.channel.sock.close()
+                link.line.channel.close_in_child()
         with contextlib.suppress(OSError):
             self._watcher.close_in_child()
 
@@ -571,6 +579,8 @@ class DirectEngine:
                 with self._changing():
                     for frame in frames:
                         self._on_frame(link, frame)
+                    if link.channel.needs_flush:
+                        self._dirty.add(link)
             except BlockingIOError:
                 return
             except ChannelClosed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -15,17 +16,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InternalError, Unreachable
+from ..machine import Machine
 from ..wire.blobs import Blob, default_limit
 from ..wire.channel import BLOBS, Channel, ChannelClosed
 from ..wire.channel import receive as receive_frames
 from ..wire.frames import PROTOCOL_VERSION, Frame, FrameParser, Kind, pack
 from ..wire.layout import parse
 from ..wire.payloads import Encoded
+from ..wire.stream import StreamChannel
 from ..wire.tasks import Mode, pack_task
 from . import interrupts
+from .dial import Dialler
 from .tasks import Received, Task, WireFunction
 
-__all__ = ["LEAD_S", "Line", "NodeLink", "Readable", "connect"]
+__all__ = ["LEAD_S", "AnyChannel", "Line", "NodeLink", "Readable", "ask_to_end", "open_link"]
+
+AnyChannel = Channel | StreamChannel
 
 _BLOB_BODY_TAIL = bytes(8)
 _LOADED_SIZE = 4 << 20
@@ -55,7 +61,7 @@ class _Function:
 class Readable:
     """What the I/O thread, or a caller in its place, reads frames from. Used under the engine's lock."""
 
-    def __init__(self, node: int, channel: Channel) -> None:
+    def __init__(self, node: int, channel: AnyChannel) -> None:
         self.node = node
         self.channel = channel
         self.is_blocked = False
@@ -63,7 +69,12 @@ class Readable:
         """A caller reads the channel itself; see DirectEngine.submit_leading."""
         self.reading = threading.Lock()
         self._poll = select.poll()
-        self._poll.register(channel.fileno(), select.POLLIN)
+        self.follow()
+
+    def follow(self) -> None:
+        """Its channel has another descriptor than before."""
+        self._poll = select.poll()
+        self._poll.register(self.channel.fileno(), select.POLLIN)
 
     def receive(self) -> Iterable[Frame]:
         """Frames of one read. Raises ChannelClosed, or BlockingIOError where there is nothing to read."""
@@ -148,9 +159,18 @@ class NodeLink(Readable):
     ended are never dropped.
     """
 
-    def __init__(self, node: int, channel: Channel, facts: dict[str, Any], blob_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        node: int,
+        channel: AnyChannel,
+        facts: dict[str, Any],
+        blob_limit: int | None = None,
+        dialler: Dialler | None = None,
+    ) -> None:
         super().__init__(node, channel)
         self.facts = facts
+        self.dialler = dialler
+        """What makes its channel anew; None: a socket of this machine."""
         self.line: Line | None = None
         self.on_line: int = 0
         """The task that was sent on a line and has not ended; 0: none."""
@@ -268,6 +288,24 @@ class NodeLink(Readable):
     def _is_within_limits(self) -> bool:
         return self._blob_bytes <= self._blob_limit and len(self._blobs) <= _BLOB_COUNT
 
+    # Its end --------------------------------------------------------------------------------------------------------
+
+    def finish(self, deadline: float) -> None:
+        """Send what is waiting, until `deadline` (monotonic) at most, and close it."""
+        with contextlib.suppress(ChannelClosed):
+            while not self.channel.flush() and (left_s := deadline - time.monotonic()) > 0:
+                poll = select.poll()
+                poll.register(self.channel.write_fileno(), select.POLLOUT)
+                poll.poll(left_s * 1000)
+            self.channel.finish(deadline)
+        self.close()
+
+    def close(self) -> None:
+        """Make no more links either."""
+        if self.dialler is not None:
+            self.dialler.close()
+        self.channel.close()
+
     # What arrives ---------------------------------------------------------------------------------------------------
 
     def receive(self) -> Iterator[Frame]:
@@ -288,16 +326,26 @@ class NodeLink(Readable):
         return Received(parsed, blobs)
 
 
-def connect(path: str, *, role: str, pool: str, timeout_s: float) -> tuple[socket.socket, dict[str, Any]]:
-    """Connect to an agent's socket and greet it: the socket and the facts that it says of itself.
+def open_link(machine: Machine, *, pool: str, timeout_s: float) -> NodeLink:
+    """Connect to a machine's agent and greet it.
 
     Raises Unreachable when it does not answer within `timeout_s`, InternalError when it speaks another version.
     """
+    if not machine.channel:
+        sock, facts = _connect(machine.socket_path, pool, timeout_s)
+        return NodeLink(machine.node, Channel(sock), facts)
+    dialler = Dialler(machine.channel, role="client", pool=pool)
+    ends, facts = dialler.dial(timeout_s)
+    dialler.channel.attach(ends, facts["received"])
+    return NodeLink(machine.node, dialler.channel, facts, dialler=dialler)
+
+
+def _connect(path: str, pool: str, timeout_s: float) -> tuple[socket.socket, dict[str, Any]]:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
         sock.connect(path)
-        hello = {"version": PROTOCOL_VERSION, "role": role, "pool": pool, "pid": os.getpid()}
+        hello = {"version": PROTOCOL_VERSION, "role": "client", "pool": pool, "pid": os.getpid()}
         sock.sendall(pack(Kind.HELLO, body=json.dumps(hello).encode()))
         parser = FrameParser()
         while True:
@@ -311,3 +359,10 @@ def connect(path: str, *, role: str, pool: str, timeout_s: float) -> tuple[socke
     except InternalError:
         sock.close()
         raise
+
+
+def ask_to_end(machine: Machine, timeout_s: float) -> None:
+    """Tell an agent that no link leads to any more to end. Raises Unreachable, InternalError."""
+    link = open_link(machine, pool="", timeout_s=timeout_s)
+    link.send(Kind.SHUTDOWN)
+    link.finish(time.monotonic() + timeout_s)

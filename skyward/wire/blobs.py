@@ -18,7 +18,9 @@ from typing import Any
 
 import xxhash
 
-__all__ = ["DIGEST_SIZE", "Blob", "BlobStore", "blob_digest", "content_digest", "default_limit", "spill"]
+from ..errors import InternalError
+
+__all__ = ["DIGEST_SIZE", "Blob", "BlobStore", "BlobWriter", "blob_digest", "content_digest", "default_limit", "spill"]
 
 DIGEST_SIZE = 16
 _PIECE = 1 << 20
@@ -109,6 +111,57 @@ class Blob:
         _seal(fd)
         spares.prepare(data.nbytes)
         return cls(hasher.digest(), data.nbytes, fd)
+
+
+class BlobWriter:
+    """A blob that arrives in pieces, in order. `finish` gives its file; until then it is this object's to close."""
+
+    def __init__(self, digest: bytes, size: int, *, is_named_by_content: bool) -> None:
+        """Raises OSError: there is no room, or no descriptor, for it."""
+        self._digest = digest
+        self._size = size
+        self._done = self._hashed = 0
+        self._hasher = xxhash.xxh3_128() if is_named_by_content else None
+        self._piece = xxhash.xxh3_128()
+        self._fd = _new_file("blob")
+
+    @property
+    def is_complete(self) -> bool:
+        return self._done == self._size
+
+    def write(self, offset: int, piece: memoryview) -> None:
+        """The piece at `offset`. Raises OSError: there is no room for it; InternalError: it is not the next one."""
+        if offset != self._done or offset + piece.nbytes > self._size:
+            raise InternalError(f"wire: a piece of a blob at {offset}, but the next one begins at {self._done}")
+        while piece.nbytes:
+            written = os.pwrite(self._fd, piece, self._done)
+            self._hash(piece[:written])
+            self._done += written
+            piece = piece[written:]
+
+    def _hash(self, piece: memoryview) -> None:
+        if self._hasher is None:
+            return
+        while piece.nbytes:
+            take = min(piece.nbytes, _PIECE - self._hashed % _PIECE)
+            self._piece.update(piece[:take])
+            self._hashed += take
+            piece = piece[take:]
+            if self._hashed % _PIECE == 0 or self._hashed == self._size:
+                self._hasher.update(self._piece.digest())
+                self._piece.reset()
+
+    def finish(self) -> int:
+        """The descriptor, which is now the caller's. Raises InternalError: the content is not that of the name."""
+        if self._hasher is not None and self._hasher.digest() != self._digest:
+            raise InternalError(f"wire: blob {self._digest.hex()} did not arrive as it was sent")
+        _seal(self._fd)
+        fd, self._fd = self._fd, -1
+        return fd
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
 
 
 def _new_file(name: str) -> int:

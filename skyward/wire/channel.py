@@ -70,6 +70,14 @@ class Channel:
     def fileno(self) -> int:
         return self.sock.fileno()
 
+    def write_fileno(self) -> int:
+        return self.sock.fileno()
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether what was received calls for an answer of the channel's own."""
+        return False
+
     def queue(
         self,
         kind: int,
@@ -154,6 +162,13 @@ class Channel:
                 if fd >= 0:
                     os.close(fd)
             lane.clear()
+        self.sock.close()
+
+    def finish(self, deadline: float) -> None:
+        """Before `close`, where all was flushed: a socket of this machine has it."""
+
+    def close_in_child(self) -> None:
+        """After a fork: the parent's channel goes on."""
         self.sock.close()
 
 

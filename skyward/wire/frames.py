@@ -46,11 +46,15 @@ class Kind(IntEnum):
     """What a frame is for. C: client, A: agent, S: slot, K: keeper."""
 
     # Session.
-    HELLO = 1  # C,K > A  json: version, role, pool
+    HELLO = 1  # C,K > A  json: version, role, pool; on a stream of a client also token, is_resumed and received
     WELCOME = 2  # A > C    json: node facts
     LEASE = 3  # K > A    renews the lease
     SHUTDOWN = 4  # C,K > A  end now
     GOODBYE = 5  # A > C,K  json: why the agent ends
+    ATTACH = 6  # stub > A  a descriptor of a stream for a session; lane 0: to read from, 1: to write to
+    PING = 7  # body: any; ident: frames received
+    PONG = 8  # body: that of the PING; ident: frames received
+    ACK = 9  # ident: frames received
 
     # What tasks stand on.
     FUNCTION = 10  # C > A > S  digest, pickled function; kept until the process ends

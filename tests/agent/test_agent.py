@@ -22,6 +22,7 @@ from skyward.slot.slot import SlotConfig
 from skyward.slot.zygote import ForkOrder, _receive_order, send_order
 from skyward.topology import Rank
 from skyward.wire.blobs import Blob
+from skyward.wire.channel import Channel
 from skyward.wire.frames import Frame, Kind
 from skyward.wire.payloads import encode
 from skyward.wire.tasks import CALL_KINDS, NodeConfig, RankOrder, TaskHead, pack_task
@@ -123,7 +124,7 @@ def test_a_session_that_is_sent_what_is_no_frame_is_closed(capfd: pytest.Capture
         closed.append(session)
         loop.stop()
 
-    session = Session(loop, ours, 1000, lambda session, frame: None, ended)
+    session = Session(loop, Channel(ours), 1000, lambda session, frame: None, ended)
     with theirs:
         theirs.sendall(b"\xff" * 64)
         loop.run()

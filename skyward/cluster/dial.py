@@ -1,0 +1,203 @@
+"""Links to an agent by a command whose standard input and output are the stream."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import InternalError, Unreachable
+from ..wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, Kind, pack
+from ..wire.stream import MAGIC, Ends, StreamChannel
+
+__all__ = ["CommandEnds", "Dialler", "Forgotten"]
+
+_BUFFER_SIZE = 1 << 20
+_STDERR_TAIL = 2000
+_KILLED_S = 2.0
+_CHATTER_LIMIT = 64 * 1024
+"""Bytes that a user's shell may print before the agent speaks."""
+
+
+class Forgotten(Exception):
+    """The agent does not know the session: it is another one than before. Never seen by users."""
+
+
+class CommandEnds(Ends):
+    """One end of a socket whose other end is a command's standard input and output.
+
+    The command leads a session of its own, so that a Ctrl-C at the terminal passes it by; `close` kills it and what
+    it started there.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Raises Unreachable: there is no such command."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        for sock in (ours, theirs):  # a piece of a blob must fit at once
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_SIZE)
+        self._stderr, stderr = os.pipe()
+        os.set_blocking(self._stderr, False)
+        os.set_blocking(stderr, False)  # what is too much is lost, and holds up nobody
+        try:
+            self._process = subprocess.Popen(
+                list(argv), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=stderr, start_new_session=True
+            )
+        except OSError as error:
+            ours.close()
+            os.close(self._stderr)
+            raise Unreachable(f"{argv[0]}: it cannot be run: {error.strerror}", node=None) from error
+        finally:
+            theirs.close()
+            os.close(stderr)
+        self._said = ""
+        fd = ours.detach()
+        super().__init__(fd, fd)
+
+    def said(self) -> str:
+        """The last of what the command wrote to its standard error."""
+        with contextlib.suppress(OSError):  # nothing is there
+            while self._stderr >= 0 and (piece := os.read(self._stderr, 65536)):
+                self._said = (self._said + piece.decode(errors="replace"))[-_STDERR_TAIL:]
+        return self._said.strip()
+
+    def finish(self, deadline: float) -> None:
+        """Say that nothing more is sent, and give the command until `deadline` (monotonic) to end by itself."""
+        with contextlib.suppress(OSError):
+            sock = socket.socket(fileno=self.write_fd)
+            try:
+                sock.shutdown(socket.SHUT_WR)
+            finally:
+                sock.detach()
+            _read_to_end(self.read_fd, deadline)
+
+    def kill(self) -> None:
+        """By any thread; the reader sees the end of the stream."""
+        if self._process.returncode is None:  # nobody has waited for it, so the number is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        super().close()
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILLED_S)
+        self.said()
+        self._close_stderr()
+
+    def close_in_child(self) -> None:
+        super().close_in_child()
+        self._close_stderr()
+        self._process.returncode = 0  # not our child
+
+    def _close_stderr(self) -> None:
+        if self._stderr >= 0:
+            os.close(self._stderr)
+            self._stderr = -1
+
+
+def _read_to_end(fd: int, deadline: float) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while (left_s := deadline - time.monotonic()) > 0 and poll.poll(left_s * 1000):
+        if not os.read(fd, 65536):
+            return
+
+
+class Dialler:
+    """Makes the links of one session with an agent, one after another, each by running `argv`.
+
+    `dial` is for one thread at a time; `close` may be called by another, and ends it.
+    """
+
+    def __init__(self, argv: Sequence[str], *, role: str, pool: str) -> None:
+        self.channel = StreamChannel(checks_blobs=False)
+        self._argv = tuple(argv)
+        self._hello: dict[str, Any] = {"version": PROTOCOL_VERSION, "role": role, "pool": pool, "pid": os.getpid()}
+        self._hello["token"] = secrets.token_hex(8)
+        self._is_known = False
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._dialled: CommandEnds | None = None
+        """Of a `dial` that has not returned."""
+
+    def dial(self, timeout_s: float) -> tuple[Ends, dict[str, Any]]:
+        """A new link, and the facts that the agent says of itself; `facts["received"]` is for `attach`.
+
+        Raises Unreachable when it does not answer in time, Forgotten, InternalError when it speaks another version.
+        """
+        ends = CommandEnds(self._argv)
+        try:
+            with self._lock:
+                self._dialled = ends
+                if self._is_closed:
+                    raise Unreachable("the pool was closed", node=None)
+            facts = self._greet(ends, time.monotonic() + timeout_s)
+        except (OSError, EOFError, TimeoutError) as error:
+            ends.close()
+            raise Unreachable(self._why(ends, error), node=None) from error
+        except BaseException:
+            ends.close()
+            raise
+        finally:
+            with self._lock:
+                self._dialled = None
+        self._is_known = True
+        return ends, facts
+
+    def close(self) -> None:
+        """Make no more links, and end the one that is being made."""
+        with self._lock:
+            self._is_closed = True
+            if self._dialled is not None:
+                self._dialled.kill()
+
+    def _greet(self, ends: CommandEnds, deadline: float) -> dict[str, Any]:
+        hello = {**self._hello, "is_resumed": self._is_known, "received": self.channel.received}
+        os.write(ends.write_fd, pack(Kind.HELLO, body=json.dumps(hello).encode()))
+        self._skip_chatter(ends, deadline)
+        length, kind, _, _, _ = HEADER.unpack(_read_exactly(ends, HEADER.size, deadline))
+        if length > MAX_BODY:
+            raise InternalError(f"the agent's greeting cannot be one: {length} bytes of kind {kind}")
+        said: dict[str, Any] = json.loads(_read_exactly(ends, length, deadline))
+        if kind == Kind.WELCOME:
+            return said
+        if said.get("is_unknown"):
+            raise Forgotten(said["reason"])
+        raise InternalError(f"the agent refused: {said.get('reason', said)}")
+
+    def _skip_chatter(self, ends: CommandEnds, deadline: float) -> None:
+        seen = _read_exactly(ends, len(MAGIC), deadline)
+        skipped = 0
+        while seen != MAGIC:
+            seen = seen[1:] + _read_exactly(ends, 1, deadline)
+            skipped += 1
+            if skipped > _CHATTER_LIMIT:
+                raise EOFError(f"it printed {skipped} bytes and never spoke as an agent")
+
+    def _why(self, ends: CommandEnds, error: Exception) -> str:
+        why = f"the agent does not answer by {self._argv[0]}: {error}"
+        return f"{why}\n{ends.said()}" if ends.said() else why
+
+
+def _read_exactly(ends: CommandEnds, count: int, deadline: float) -> bytes:
+    poll = select.poll()
+    poll.register(ends.read_fd, select.POLLIN)
+    data = b""
+    while len(data) < count:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or not poll.poll(left_s * 1000):
+            raise TimeoutError("nothing came in time")
+        piece = os.read(ends.read_fd, count - len(data))
+        if not piece:
+            raise EOFError("the stream ended")
+        data += piece
+    return data

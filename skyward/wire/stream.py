@@ -1,0 +1,401 @@
+"""A channel over a byte stream that may break, such as the pipes of an ssh process.
+
+Frames are counted in both directions. Each side keeps what it has written until the other has acknowledged it, and
+when a new link has taken the place of a broken one the rest is sent again: what is above the channel sees each frame
+once, in order, and nothing of the break. HELLO and WELCOME, with which both say how many frames they have, and PING,
+PONG and ACK are about the link and not counted.
+
+What is kept is bounded by what the link holds on its way: a side that cannot write keeps no more. A descriptor cannot
+travel, so a blob is sent as pieces, which are kept as references to its file, and is a file again at the other end.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections import deque
+from typing import Final
+
+from ..errors import InternalError
+from .blobs import DIGEST_SIZE, BlobWriter
+from .channel import CONTROL, ChannelClosed
+from .frames import HAS_FD, HEADER, MAX_BODY, Frame, Kind, pack
+
+__all__ = ["MAGIC", "PIECE_SIZE", "Ends", "StreamChannel"]
+
+MAGIC: Final = b"\0skyward stream\n"
+"""What an agent writes first: all before it was printed by the user's shell."""
+PIECE_SIZE: Final = 256 * 1024
+"""Bytes of a blob in one frame: what is more urgent waits for no more than that."""
+
+_READ_SIZE = 64 * 1024
+_LARGE_READ_SIZE = 64 * 1024 + 2 * (MAX_BODY + HEADER.size)
+"""Bytes, once a blob has come: room for two pieces."""
+_BATCH_BYTES = 128 * 1024
+_BATCH_FRAMES = 64
+_ACK_FRAMES = 64
+_ACK_BYTES = 1 << 20
+_ACK_BESIDE = 16
+"""Frames after which an acknowledgement goes along with whatever is sent; alone it goes after `_ACK_FRAMES`."""
+_PIECE_HEAD = struct.Struct(f"<{DIGEST_SIZE}sQQ")
+_PING = struct.Struct("<d")
+_ABOUT_THE_LINK = frozenset((Kind.HELLO, Kind.WELCOME, Kind.GOODBYE, Kind.ATTACH, Kind.PING, Kind.PONG, Kind.ACK))
+_ROUND_TRIPS = 8
+
+
+class Ends:
+    """The descriptors of a link: of a socket, which is both, or of two pipes. Owns them; `close` is idempotent."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd = read_fd
+        self.write_fd = write_fd
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+
+    def close(self) -> None:
+        for fd in {self.read_fd, self.write_fd} - {-1}:
+            os.close(fd)
+        self.read_fd = self.write_fd = -1
+
+    def finish(self, deadline: float) -> None:
+        """Before `close`: see that what was written gets there, until `deadline` (monotonic) at most."""
+
+    def close_in_child(self) -> None:
+        """After a fork: the descriptors of this process, and nothing else that belongs to the link."""
+        Ends.close(self)
+
+
+class _Source:
+    """The file of a blob that is being sent; closed with the last piece that may be sent again."""
+
+    __slots__ = ("digest", "fd", "flags", "ident", "lane", "offset", "size")
+
+    def __init__(self, fd: int, ident: int, body: bytes, flags: int, lane: int) -> None:
+        self.fd = os.dup(fd)
+        self.digest, self.size, _ = _PIECE_HEAD.unpack_from(body)
+        self.offset = 0
+        self.ident = ident
+        self.flags = flags
+        self.lane = lane
+
+    def next_piece(self) -> _Sent:
+        length = min(PIECE_SIZE, self.size - self.offset)
+        head = HEADER.pack(_PIECE_HEAD.size + length, Kind.BLOB, self.flags, self.lane, self.ident)
+        piece = head + _PIECE_HEAD.pack(self.digest, self.size, self.offset), self, self.offset, length
+        self.offset += length
+        return piece
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+_Sent = tuple[bytes, _Source | None, int, int]
+"""A frame as it goes out: its bytes and, of a piece, the file, offset and length of the rest."""
+
+
+class StreamChannel:
+    """Frames over links that come and go, with the interface of `Channel`.
+
+    `attach` gives it a link, `detach` takes it away. Without one `queue` and `send` only keep what they are given, and
+    `flush` has nothing to do. One thread may call `receive` while another calls the rest; apart from that not
+    thread-safe. `checks_blobs`: those that come are named by their content.
+    """
+
+    passes_fds = False
+
+    def __init__(self, *, checks_blobs: bool) -> None:
+        self._checks_blobs = checks_blobs
+        self._ends: Ends | None = None
+        # Going out.
+        self._out: tuple[deque[bytes | _Source], ...] = (deque(), deque(), deque())
+        self._beside: deque[bytes] = deque()
+        self._unacked: deque[_Sent] = deque()
+        self._dropped = 0
+        self._resend: deque[_Sent] = deque()
+        self._partial: memoryview | None = None
+        self._file: tuple[_Source, int, int] | None = None
+        # Coming in.
+        self._buffer = bytearray(_READ_SIZE)
+        self._view = memoryview(self._buffer)
+        self._have = 0
+        self._incoming: dict[bytes, BlobWriter] = {}
+        self._acked = 0
+        self._told = 0
+        self._untold_bytes = 0
+        self._owes_ack = False
+        self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
+        self.received = 0
+        """Frames that have come, over all links."""
+        self.heard_at = time.monotonic()
+        """When anything came last."""
+
+    # Links ----------------------------------------------------------------------------------------------------------
+
+    def attach(self, ends: Ends, peer_received: int) -> None:
+        """Go on over this link. `peer_received`: the frames that the other side said it has."""
+        self.detach()
+        self._acked = max(self._acked, peer_received)
+        self._forget_acked()
+        self._resend = deque(self._unacked)
+        self._owes_ack = False
+        self._told = self.received  # the greeting says it
+        self.heard_at = time.monotonic()
+        self._ends = ends
+
+    def detach(self) -> None:
+        """Give up the link, if there is one. What was not acknowledged is kept for the next."""
+        ends, self._ends = self._ends, None
+        self._partial = self._file = None
+        self._have = 0
+        self._beside.clear()
+        self._resend.clear()
+        if ends is not None:
+            ends.close()
+
+    def take_ends(self) -> Ends:
+        """The link, for another channel."""
+        ends, self._ends = self._ends, None
+        assert ends is not None
+        return ends
+
+    @property
+    def is_attached(self) -> bool:
+        return self._ends is not None
+
+    def fileno(self) -> int:
+        """What is read from; -1 without a link."""
+        return -1 if self._ends is None else self._ends.read_fd
+
+    def write_fileno(self) -> int:
+        return -1 if self._ends is None else self._ends.write_fd
+
+    def close(self) -> None:
+        self.detach()
+        for lane in self._out:
+            lane.clear()
+        self._unacked.clear()
+        self._incoming.clear()
+
+    def finish(self, deadline: float) -> None:
+        """Before `close`, where all was flushed: wait until the link has brought it there."""
+        if self._ends is not None:
+            self._ends.finish(deadline)
+
+    def close_in_child(self) -> None:
+        """After a fork: the parent's link goes on."""
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            ends.close_in_child()
+
+    # Going out ------------------------------------------------------------------------------------------------------
+
+    def queue(
+        self,
+        kind: int,
+        ident: int = 0,
+        body: bytes = b"",
+        *,
+        flags: int = 0,
+        lane: int = 0,
+        fd: int = -1,
+        priority: int = CONTROL,
+    ) -> None:
+        """`fd`: of a blob, whose body is that of a BLOB frame; it is duplicated."""
+        flags &= ~HAS_FD
+        if fd < 0:
+            self._out[priority].append(HEADER.pack(len(body), kind, flags, lane, ident) + body)
+        elif kind == Kind.BLOB:
+            self._out[priority].append(_Source(fd, ident, body, flags, lane))
+        else:
+            raise InternalError(f"wire: a descriptor cannot travel on a stream (kind {kind})")
+
+    def greet(self, frame: bytes) -> None:
+        """Send a frame about the link, before all that is counted."""
+        self._beside.append(frame)
+
+    def ping(self) -> None:
+        """Ask for a sign of life; `round_trip_s` and `heard_at` tell of the answer."""
+        self._beside.append(pack(Kind.PING, self.received, _PING.pack(time.monotonic())))
+
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest of the last few pings and their answers; 0: not known yet."""
+        return min(tuple(self._round_trips), default=0.0)
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._partial or self._file or self._resend or self._beside or any(self._out))
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether what was received calls for an answer."""
+        return self._owes_ack or bool(self._beside)
+
+    def send(self, frame: bytes, priority: int = CONTROL) -> bool:
+        """`queue` and `flush` of one packed frame, at less cost where nothing is waiting."""
+        self._out[priority].append(frame)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what the link takes. True: it takes more, or there is no link. Raises ChannelClosed."""
+        ends = self._ends
+        if ends is None:
+            return True
+        try:
+            while self._partial is not None or self._file is not None or self._next():
+                self._write(ends.write_fd)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        return True
+
+    def _write(self, fd: int) -> None:
+        if self._partial is not None:
+            sent = os.write(fd, self._partial)
+            self._partial = self._partial[sent:] if sent < len(self._partial) else None
+            return
+        assert self._file is not None
+        source, at, end = self._file
+        sent = os.sendfile(fd, source.fd, at, end - at)
+        if not sent:
+            raise InternalError(f"wire: blob {source.digest.hex()} is shorter than its {source.size} bytes")
+        at += sent
+        self._file = (source, at, end) if at < end else None
+
+    def _next(self) -> bool:
+        """Choose what is written next. False: there is nothing."""
+        frames: list[bytes] = []
+        size = 0
+        self._forget_acked()
+        while self._beside:
+            frames.append(self._beside.popleft())
+        while size < _BATCH_BYTES and len(frames) < _BATCH_FRAMES and self._file is None:
+            sent = self._resend.popleft() if self._resend else self._take()
+            if sent is None:
+                break
+            frame, source, offset, length = sent
+            frames.append(frame)
+            size += len(frame)
+            if source is not None and length:
+                self._file = source, offset, offset + length
+        if self._owes_ack or (frames and self.received - self._told >= _ACK_BESIDE):
+            frames.insert(0, self._ack())
+        if frames:
+            self._partial = memoryview(b"".join(frames))
+        return bool(frames)
+
+    def _take(self) -> _Sent | None:
+        """The next frame that was never sent, from now on kept until it is acknowledged."""
+        for lane in self._out:
+            if lane:
+                first = lane[0]
+                if isinstance(first, _Source):
+                    sent = first.next_piece()
+                    if first.offset >= first.size:
+                        lane.popleft()
+                else:
+                    sent = first, None, 0, 0
+                    lane.popleft()
+                self._unacked.append(sent)
+                return sent
+        return None
+
+    def _ack(self) -> bytes:
+        self._owes_ack = False
+        self._untold_bytes = 0
+        self._told = self.received
+        return pack(Kind.ACK, self._told)
+
+    def _forget_acked(self) -> None:
+        while self._dropped < self._acked and self._unacked:
+            self._unacked.popleft()
+            self._dropped += 1
+
+    # Coming in ------------------------------------------------------------------------------------------------------
+
+    def receive(self) -> list[Frame]:
+        """Frames of one read; a blob is one frame, with the descriptor of its file.
+
+        Raises ChannelClosed at the end of the link, BlockingIOError when there is nothing to read, InternalError on
+        what cannot be a frame, OSError when there is no room for a blob.
+        """
+        ends = self._ends
+        if ends is None:
+            raise BlockingIOError
+        try:
+            count = os.readv(ends.read_fd, [self._view[self._have :]])
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        if not count:
+            raise ChannelClosed("end of stream")
+        self.heard_at = time.monotonic()
+        self._have += count
+        self._untold_bytes += count
+        frames = self._parse()
+        if self.received - self._told >= _ACK_FRAMES or self._untold_bytes >= _ACK_BYTES:
+            self._owes_ack = True
+        return frames
+
+    def _parse(self) -> list[Frame]:
+        frames = []
+        at, have = 0, self._have
+        while have - at >= HEADER.size:
+            length, kind, flags, lane, ident = HEADER.unpack_from(self._buffer, at)
+            if length > MAX_BODY:
+                raise InternalError(f"wire: a frame of {length} bytes (kind {kind}); the limit is {MAX_BODY}")
+            stop = at + HEADER.size + length
+            if stop > have:
+                break
+            body = self._view[at + HEADER.size : stop]
+            at = stop
+            if kind == Kind.BLOB:
+                blob = self._take_piece(ident, flags, lane, body)
+                if blob is not None:
+                    frames.append(blob)
+            elif kind not in _ABOUT_THE_LINK or not self._is_ours(kind, ident, body):
+                frames.append(Frame(kind, flags, lane, ident, bytes(body)))
+            if kind not in _ABOUT_THE_LINK:
+                self.received += 1
+        self._keep_rest(at, have)
+        return frames
+
+    def _keep_rest(self, at: int, have: int) -> None:
+        rest = bytes(self._view[at:have])
+        if len(rest) >= HEADER.size and len(self._buffer) < _LARGE_READ_SIZE:
+            length = HEADER.unpack_from(rest)[0]
+            if HEADER.size + length > _READ_SIZE // 2:
+                self._buffer = bytearray(_LARGE_READ_SIZE)
+                self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._have = len(rest)
+
+    def _is_ours(self, kind: int, ident: int, body: memoryview) -> bool:
+        """Whether it is for the channel itself."""
+        if kind == Kind.ACK:
+            self._acked = max(self._acked, ident)
+        elif kind == Kind.PING:
+            self._acked = max(self._acked, ident)
+            self._beside.append(pack(Kind.PONG, self.received, bytes(body)))
+        elif kind == Kind.PONG:
+            self._acked = max(self._acked, ident)
+            self._round_trips.append(max(0.0, time.monotonic() - _PING.unpack(body)[0]))
+        else:
+            return False
+        return True
+
+    def _take_piece(self, ident: int, flags: int, lane: int, body: memoryview) -> Frame | None:
+        """The BLOB frame, once its last piece is there."""
+        digest, size, offset = _PIECE_HEAD.unpack_from(body)
+        blob = self._incoming.get(digest)
+        if blob is None:
+            blob = self._incoming[digest] = BlobWriter(digest, size, is_named_by_content=self._checks_blobs)
+        blob.write(offset, body[_PIECE_HEAD.size :])
+        if not blob.is_complete:
+            return None
+        del self._incoming[digest]
+        self._owes_ack = True  # the other side keeps its file until then
+        return Frame(Kind.BLOB, flags | HAS_FD, lane, ident, _PIECE_HEAD.pack(digest, size, 0), blob.finish())

@@ -1,0 +1,78 @@
+"""A provider of the tests whose nodes are on this machine but reached by a command, as if by ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import skyward as sky
+from skyward.agent import attach
+from skyward.events import Emit
+from skyward.machine import Machine, Offer, PoolSpec
+from skyward.providers.local import Local
+
+__all__ = ["Relayed"]
+
+_ROOT = str(Path(sky.__file__).parent.parent)
+_RELAY = str(Path(__file__).with_name("relay.py"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relayed(Local):
+    """Each link of client and keeper to a node is a relay (see relay.py), which can be cut and stalled."""
+
+    delay_s: float = 0.0
+    folder: str = field(default_factory=lambda: tempfile.mkdtemp(prefix="skyward-relays-"))
+
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        return [self._relayed(machine) for machine in super().launch(spec, offers, pool, nodes, emit)]
+
+    def _relayed(self, machine: Machine) -> Machine:
+        os.makedirs(self._folder_of(machine.node), exist_ok=True)
+        relay = (sys.executable, "-I", "-S", _RELAY, self._folder_of(machine.node), str(self.delay_s))
+        stub = attach.command(sys.executable, _ROOT, machine.socket_path)
+        channel = ("sh", "-c", f'test ! -e {self._folder_of(machine.node)}/cut && exec "$@"', "sh", *relay, *stub)
+        return replace(machine, channel=channel)
+
+    def _folder_of(self, node: int) -> str:
+        return os.path.join(self.folder, str(node))
+
+    # Faults ---------------------------------------------------------------------------------------------------------
+
+    def relays(self, node: int = 0) -> list[int]:
+        """The process ids of the relays of client and keeper to a node."""
+        return [int(name) for name in os.listdir(self._folder_of(node)) if name.isdigit() and _is_alive(int(name))]
+
+    def break_links(self, node: int = 0) -> None:
+        """Cut the links to a node. They may be made anew."""
+        self._signal(node, signal.SIGKILL)
+
+    def stall(self, node: int = 0) -> None:
+        """Nothing goes through the links any more, and nothing says so."""
+        self._signal(node, signal.SIGSTOP)
+
+    def cut(self, node: int = 0) -> None:
+        """Cut the links to a node; until `mend` none can be made."""
+        Path(self._folder_of(node), "cut").touch()
+        self.break_links(node)
+
+    def mend(self, node: int = 0) -> None:
+        Path(self._folder_of(node), "cut").unlink()
+
+    def _signal(self, node: int, number: int) -> None:
+        for pid in self.relays(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"

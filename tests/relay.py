@@ -1,0 +1,85 @@
+"""A link of the tests: runs a command behind a pair of pipes and passes on what goes in and out.
+
+    python relay.py <folder> <delay in seconds> <command> ...
+
+Its process id is the name of a file in the folder while it runs. A test cuts the link by killing it, and stalls it by
+stopping it. It holds back each byte by the delay, in both directions.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+
+_LIMIT = 4 << 20
+
+
+def main(folder: str, delay: str, *command: str) -> int:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    path = os.path.join(folder, str(os.getpid()))
+    with open(path, "w"):
+        pass
+    delay_s = float(delay)
+    up = threading.Thread(target=_pass_on, args=(0, process.stdin.fileno(), delay_s), daemon=True)
+    up.start()
+    _pass_on(process.stdout.fileno(), 1, delay_s)
+    os.unlink(path)
+    process.kill()
+    process.wait()
+    return 0
+
+
+def _pass_on(source: int, target: int, delay_s: float) -> None:
+    waiting: deque[tuple[float, bytes]] = deque()
+    changed = threading.Condition()
+    if delay_s:
+        threading.Thread(target=_write_late, args=(target, waiting, changed), daemon=True).start()
+    while piece := _read(source):
+        if delay_s:
+            with changed:
+                changed.wait_for(lambda: sum(len(p) for _, p in waiting) < _LIMIT)
+                waiting.append((time.monotonic() + delay_s, piece))
+                changed.notify_all()
+        else:
+            _write(target, piece)
+    if delay_s:
+        with changed:
+            changed.wait_for(lambda: not waiting)
+    os.close(target)
+
+
+def _write_late(target: int, waiting: deque[tuple[float, bytes]], changed: threading.Condition) -> None:
+    while True:
+        with changed:
+            changed.wait_for(lambda: waiting)
+            due, piece = waiting[0]
+        time.sleep(max(0.0, due - time.monotonic()))
+        _write(target, piece)
+        with changed:
+            waiting.popleft()
+            changed.notify_all()
+
+
+def _read(source: int) -> bytes:
+    try:
+        return os.read(source, 65536)
+    except OSError:
+        return b""
+
+
+def _write(target: int, piece: bytes) -> None:
+    try:
+        while piece:
+            piece = piece[os.write(target, piece) :]
+    except OSError:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
