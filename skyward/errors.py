@@ -21,7 +21,8 @@
     │   ├── NodeLost               the node went away with work on it
     │   ├── SlotLost               the process that ran the call died
     │   ├── Preempted              the provider took the machine back
-    │   └── Unreachable            the machine does not answer
+    │   ├── Unreachable            the machine does not answer
+    │   └── BootstrapFailed        its environment could not be made
     ├── TaskError                  the user's code, when its own exception cannot be raised as itself
     │   ├── RemoteError            its exception's class is unknown here, or cannot be pickled
     │   ├── ResultNotPicklable     what it returned cannot travel back
@@ -45,6 +46,7 @@ from typing import Any, ClassVar
 __all__ = [
     "ArgumentNotPicklable",
     "AuthFailed",
+    "BootstrapFailed",
     "BudgetExceeded",
     "ForeignState",
     "GangHung",
@@ -235,6 +237,18 @@ class Unreachable(NodeError):
 
     host: str = ""
     is_final: bool = False
+
+
+class BootstrapFailed(NodeError):
+    """What the image asks for could not be made on the machine.
+
+    Attributes: `phase` ("apt", "packages", ...), `output` (the last lines that it printed), `advice` (what to do).
+    """
+
+    retryable = False
+    phase: str = ""
+    output: tuple[str, ...] = ()
+    advice: str = ""
 
 
 class TaskError(SkywardError):

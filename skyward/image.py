@@ -49,7 +49,8 @@ class Image:
         python: "auto" for the client's major.minor, or "3.12", "3.12.4". Values cross between interpreters of the
             same minor version only.
         pip: requirements (PEP 508), URLs or paths. May use `$NAME` of `shell_vars`.
-        pip_extra_index_url: one index, or several, searched besides PyPI.
+        pip_index_url: the index of packages, instead of PyPI.
+        pip_extra_index_url: one index, or several, searched besides that; as with pip, the best version of all wins.
         apt: Debian packages, as `name`, `name=version`, `name:arch`.
         env: variables of every process that runs calls. Values are strings.
         shell_vars: name to a shell command; it runs on the node, what it prints is the variable's value.
@@ -71,6 +72,7 @@ class Image:
 
     python: str
     pip: tuple[str, ...]
+    pip_index_url: str
     pip_extra_index_url: tuple[str, ...]
     apt: tuple[str, ...]
     env: FrozenMap[str]
@@ -86,6 +88,7 @@ class Image:
         *,
         python: str = "auto",
         pip: Sequence[str] = (),
+        pip_index_url: str = "",
         pip_extra_index_url: str | Sequence[str] = (),
         apt: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
@@ -100,6 +103,7 @@ class Image:
         values: dict[str, Any] = {
             "python": _python("python", python),
             "pip": _strings("pip", pip, _requirement),
+            "pip_index_url": _url("pip_index_url", pip_index_url) if pip_index_url != "" else "",
             "pip_extra_index_url": _strings("pip_extra_index_url", indexes, _url),
             "apt": _strings("apt", apt, _apt_package),
             "env": _variables("env", env),
@@ -264,7 +268,7 @@ def _masked(value: object) -> object:
         return {name: _MASK if _looks_secret(name) else _masked_text(text) for name, text in value.items()}
     if isinstance(value, tuple):
         return tuple(map(_masked_text, value))
-    return value
+    return _masked_text(value) if isinstance(value, str) else value
 
 
 def _masked_text(text: str) -> str:

@@ -20,6 +20,7 @@ from skyward.image import DEFAULT_IMAGE, Image
 FULL = Image(
     python="3.12",
     pip=["torch>=2.4", "numpy"],
+    pip_index_url="https://example.org/simple",
     pip_extra_index_url="https://download.pytorch.org/whl/cpu",
     apt=["git", "libgl1=1.6.0-1"],
     env={"B": "2", "A": "1"},
@@ -42,6 +43,7 @@ def test_every_field_is_kept_and_lists_become_tuples() -> None:
     assert dataclasses.asdict(FULL) == {
         "python": "3.12",
         "pip": ("torch>=2.4", "numpy"),
+        "pip_index_url": "https://example.org/simple",
         "pip_extra_index_url": ("https://download.pytorch.org/whl/cpu",),
         "apt": ("git", "libgl1=1.6.0-1"),
         "env": {"A": "1", "B": "2"},

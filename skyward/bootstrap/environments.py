@@ -1,0 +1,137 @@
+"""The two environments of a node, ours and the user's: what is in them, and the names that their content gives them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from ..image import Image
+from .wheel import Wheel, own_wheel, repacked
+
+__all__ = ["Ours", "Users", "best_python", "ours_for", "users_for", "wanted_pythons"]
+
+_FORMAT = 1
+"""Part of every name: raised when what a script makes of the same content changes."""
+_COMPANIONS = ("cloudpickle", "xxhash")
+_NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
+_OWN_NAME = re.compile(r"skyward\s*($|[\[<>=!~;@ ])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ours:
+    """Where the agent runs: skyward, cloudpickle and xxhash, in the client's versions, and nothing else."""
+
+    name: str
+
+    def contents(self, *, machine: str, libc: str) -> tuple[list[Wheel], list[str]]:
+        """Wheels to upload, and requirements that come from an index because the client's do not run there."""
+        wheels, others = [own_wheel()], []
+        for project in _COMPANIONS:
+            wheel = repacked(project)
+            if wheel is not None and any(_runs_on(tag, machine, libc) for tag in wheel.tags):
+                wheels.append(wheel)
+            else:
+                others.append(f"{project}=={importlib.metadata.version(project)}")
+        return wheels, others
+
+
+def ours_for(image: Image) -> Ours:
+    versions = [importlib.metadata.version(project) for project in _COMPANIONS]
+    return Ours(name="ours-" + _hash(own_wheel().digest, versions, image.python_version))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Users:
+    """Where the slots run: what the image asks for.
+
+    `name` is whole once the values of the image's shell_vars are known, if `pip` uses them; before, it is how the
+    name begins.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    indexes: Mapping[str, str]
+    """Variables for uv."""
+
+
+def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users:
+    """`variables`: the values of `image.shell_vars` on the node; None: not known yet. Raises UsageError."""
+    for requirement in image.pip:
+        if _OWN_NAME.match(requirement):
+            raise UsageError(
+                f"Image.pip: {requirement!r}; nodes get the skyward that runs here, never one from an index: leave it "
+                "out, and name the packages of an extra by themselves",
+                field="pip",
+                value=requirement,
+            )
+    name = "user-" + _hash(image.pip, image.pip_index_url, image.pip_extra_index_url, image.python_version)
+    used = {name for text in image.pip for name in _names_in(text)}
+    for unknown in sorted(used - set(image.shell_vars)):
+        raise UsageError(f"Image.pip uses ${unknown}, which is not in Image.shell_vars", field="pip", value=unknown)
+    values = {name: (variables or {}).get(name, "") for name in used}
+    if used:
+        name += "." + (_hash(values) if variables is not None else "")
+    return Users(
+        name=name,
+        requirements=tuple(_NAME.sub(lambda match: values[match[1] or match[2]], text) for text in image.pip),
+        indexes=_indexes(image),
+    )
+
+
+def _names_in(text: str) -> list[str]:
+    return [match[1] or match[2] for match in _NAME.finditer(text)]
+
+
+def _indexes(image: Image) -> dict[str, str]:
+    # As variables, not arguments: a URL may hold a password. All indexes count alike, as with pip, or a package that
+    # an extra index happens to have in an old version would be found there only.
+    variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    if image.pip_index_url:
+        variables["UV_DEFAULT_INDEX"] = image.pip_index_url
+    if image.pip_extra_index_url:
+        variables["UV_INDEX"] = " ".join(image.pip_extra_index_url)
+    return variables
+
+
+def _hash(*content: object) -> str:
+    text = json.dumps([_FORMAT, *content], sort_keys=True, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _runs_on(tag: str, machine: str, libc: str) -> bool:
+    """Whether a wheel with this tag, of the client's own Python, runs there."""
+    where = tag.rpartition("-")[2]
+    if where == "any":
+        return True
+    match = _MANYLINUX.fullmatch(where)
+    if match is None or not libc.startswith("glibc"):
+        return where.startswith("musllinux_") and where.endswith(f"_{machine}") and libc == "musl"
+    return match[3] == machine and _numbers(f"{match[1]}.{match[2]}") <= _numbers(libc.removeprefix("glibc"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def best_python(found: list[tuple[str, str]], wanted: str) -> str:
+    """The path of the interpreter to use, of (version, path) pairs; "" where none will do.
+
+    `wanted` is a minor version, of which the client's own patch release is best and then the newest, or an exact one.
+    """
+    fits = [(v, path) for v, path in found if v == wanted or (wanted.count(".") == 1 and v.startswith(f"{wanted}."))]
+    best = max(fits, key=lambda pair: (pair[0] == platform.python_version(), _numbers(pair[0])), default=("", ""))
+    return best[1]
+
+
+def wanted_pythons(wanted: str) -> list[str]:
+    """Versions to download, best first."""
+    here = platform.python_version()
+    return [here, wanted] if here.startswith(f"{wanted}.") and sys.implementation.name == "cpython" else [wanted]

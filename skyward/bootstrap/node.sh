@@ -1,0 +1,53 @@
+# What every script on a node begins with. POSIX sh: nothing here may need bash, or Python, which the node may lack.
+# Variables that come from the client are assigned ahead of this text.
+umask 077
+export LC_ALL=C
+root=${XDG_CACHE_HOME:-$HOME/.cache}/skyward
+
+libc() {
+    version=$(getconf GNU_LIBC_VERSION 2>/dev/null) || version=
+    if [ -n "$version" ]; then
+        echo "glibc${version#glibc }"
+    elif ls /lib/ld-musl-* >/dev/null 2>&1; then
+        echo musl
+    else
+        echo unknown
+    fi
+}
+
+system=$(uname -s)
+machine=$(uname -m)
+libc=$(libc)
+# A home may be shared by machines that are not alike.
+platform=$root/$system-$machine-$libc
+
+# An environment is whole when its marker is there: it is written last. The python in it is a link, and what it
+# points to may have been removed since.
+is_whole() {
+    [ -s "$1/ready.json" ] && [ -x "$1/bin/python" ]
+}
+
+say() { # NAME TEXT: a fact for the client, on a line of its own
+    printf '\001%s %s\n' "$1" "$2"
+}
+
+say_environment() { # FOLDER KIND
+    touch "$1/used"
+    say "$2" "$(cat "$1/ready.json")"
+}
+
+variable() { # NAME COMMAND: what the command prints; newlines cannot stand in a line
+    value=$(timeout 60 sh -c "$2" </dev/null 2>/dev/null)
+    say "variable:$1" "$? $(printf '%s' "$value" | tr '\n' '\002')"
+}
+
+# The folder of one pool's node: short (a socket's path has 108 bytes at most), and nobody else's.
+make_folder() { # NAME
+    base=/tmp/skyward-$(id -u)
+    mkdir -m 700 "$base" 2>/dev/null
+    if [ ! -d "$base" ] || [ ! -O "$base" ] || [ -L "$base" ]; then
+        say problem "$base belongs to another user; remove it"
+        return 1
+    fi
+    mkdir -p "$base/$1" && say folder "$base/$1"
+}

@@ -1,0 +1,49 @@
+# Finds out everything about a node in one go, changing nothing but the time of last use of what is there.
+# From the client: ours, user (names of environments), minor (of Python), uv_version, folder (of this pool's node), eval_vars.
+say system "$system"
+say machine "$machine"
+say libc "$libc"
+say root "$root"
+say platform "$platform"
+say uid "$(id -u)"
+say cores "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)"
+say memory_kib "$(sed -n 's/^MemTotal: *\([0-9]*\).*/\1/p' /proc/meminfo 2>/dev/null)"
+
+mkdir -p "$platform" || say problem "$platform cannot be made: the home of $(id -un) must be writable"
+say free_kib "$(df -Pk "$platform" 2>/dev/null | awk 'NR == 2 { print $4 }')"
+
+eval_vars # by the client: one `variable` for each of the image's shell_vars
+
+is_cold=
+if is_whole "$platform/$ours"; then say_environment "$platform/$ours" ours; else is_cold=1; fi
+found=
+for each in "$platform/$user"*; do
+    if is_whole "$each"; then
+        found=1
+        say_environment "$each" "user:${each##*/}"
+    fi
+done
+[ -n "$found" ] || is_cold=1
+
+if [ -z "$is_cold" ]; then
+    make_folder "$folder"
+else
+    for uv in "$platform/uv-$uv_version" "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv" "$(command -v uv)"; do
+        if [ -x "$uv" ] && version=$("$uv" --version 2>/dev/null); then
+            version=${version#uv }
+            say uv "${version%% *} $uv"
+        fi
+    done
+    # Interpreters that are not on the PATH of a shell without a terminal.
+    for python in "$(command -v "python$minor")" /usr/bin/python3 /usr/local/bin/"python$minor" \
+        "$HOME/.local/bin/python$minor" "$HOME"/.pyenv/versions/"$minor".*/bin/python3 "$(command -v python3)" \
+        "$HOME"/.local/share/uv/python/cpython-"$minor".*/bin/python3 "$platform"/python/cpython-"$minor".*/bin/python3; do
+        [ -x "$python" ] || continue
+        version=$("$python" -I -S -c 'import sys
+print(sys.implementation.name, "%d.%d.%d" % sys.version_info[:3], sys.executable)' 2>/dev/null) || continue
+        say python "$version"
+    done
+fi
+# NUL and newline cannot stand in a line.
+say environ "$(cat /proc/$$/environ 2>/dev/null | tr '\000\n' '\003\002')"
+say end ok

@@ -1,0 +1,93 @@
+"""The uv that makes environments on a node: the client's own binary, or that of its version for the node's platform."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+__all__ = ["OLDEST_UV", "ClientUv", "client_uv", "client_uv_version", "packed_uv"]
+
+OLDEST_UV = (0, 5)
+"""Of a node's own uv. Source: releases of uv; 0.5 has all the options that install.sh uses."""
+_FETCH_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientUv:
+    path: str
+    version: str
+
+
+@functools.cache
+def client_uv() -> ClientUv | None:
+    """The uv of this environment (extra `ssh`), or else that on PATH; None where there is none."""
+    path = _find()
+    if path is None:
+        return None
+    told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    words = told.stdout.split()
+    return ClientUv(path=path, version=words[1]) if told.returncode == 0 and len(words) > 1 else None
+
+
+def client_uv_version() -> str:
+    uv = client_uv()
+    return uv.version if uv else "none"
+
+
+def _find() -> str | None:
+    with contextlib.suppress(ImportError, FileNotFoundError):
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    return shutil.which("uv")
+
+
+def packed_uv(uv: ClientUv, *, system: str, machine: str, libc: str) -> str | None:
+    """The path here of a uv for that platform, compressed by gzip; None where none can be had.
+
+    Made once and kept in the user's cache folder. Blocks: up to a second for compressing, longer where the binary of
+    another platform comes from an index.
+    """
+    kind = "gnu" if libc.startswith("glibc") else libc
+    if system != "Linux" or kind not in ("gnu", "musl"):
+        return None
+    folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "skyward", "client")
+    kept = os.path.join(folder, f"uv-{uv.version}-{machine}-{kind}.gz")
+    if os.path.exists(kept):
+        return kept
+    os.makedirs(folder, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        source = uv.path if _is_like_here(machine, kind) else _fetched(uv, f"{machine}-unknown-linux-{kind}", work)
+        if source is None:
+            return None
+        made = os.path.join(work, "uv.gz")
+        # Level 1: 0.5 s for the binary's 40 MB, and hardly larger than what takes 3 s.
+        with open(source, "rb") as binary, gzip.open(made, "wb", compresslevel=1) as out:
+            shutil.copyfileobj(binary, out, 1 << 20)
+        os.replace(made, kept)
+    return kept
+
+
+def _is_like_here(machine: str, kind: str) -> bool:
+    here = "gnu" if platform.libc_ver()[0] == "glibc" else "musl"
+    return sys.platform == "linux" and platform.machine() == machine and here == kind
+
+
+def _fetched(uv: ClientUv, triple: str, work: str) -> str | None:
+    target = os.path.join(work, "wheel")
+    command = [uv.path, "pip", "install", "--quiet", "--no-deps", "--target", target, "--python", sys.executable]
+    command += ["--python-platform", triple, "--only-binary", ":all:", f"uv=={uv.version}"]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, timeout=_FETCH_LIMIT_S, check=False)
+        binary = os.path.join(target, "bin", "uv")
+        if done.returncode == 0 and os.path.exists(binary):
+            return binary
+    return None

@@ -1,0 +1,298 @@
+"""A machine is made ready: what is missing is made once, what is there is found in one round trip."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from skyward.bootstrap.prepare import Ready, prepare
+from skyward.errors import BootstrapFailed, UsageError
+from skyward.events import Event, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted, ignore
+from skyward.image import Image
+from tests.bootstrap.packages import Index
+from tests.bootstrap.scratch import ScratchNode, phases_of
+from tests.waiting import until
+
+MINOR = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def make_ready(node: ScratchNode, image: Image, events: list[Event] | None = None) -> Ready:
+    return prepare(node, image, emit=ignore if events is None else events.append, node=0, folder="test-0")
+
+
+def run_slot(node: ScratchNode, ready: Ready, code: str) -> str:
+    """What code prints that runs as a slot's does: on the whole path, in the whole environment."""
+    boot = f"import sys; sys.path[:] = {list(ready.path)!r}\n{code}"
+    done = subprocess.run([ready.python, "-c", boot], env=dict(ready.env), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_bare_machine_is_made_ready_and_then_found_ready_in_one_round_trip(
+    scratch: ScratchNode, index: Index
+) -> None:
+    image = Image(pip=["beta"], pip_index_url=index.url, env={"NAME": "value"})
+    events: list[Event] = []
+    ready = make_ready(scratch, image, events)
+    assert run_slot(scratch, ready, "import beta, skyward, xxhash, cloudpickle; print(beta.alpha.VALUE)") == "1"
+    assert ready.python_version.startswith(f"{MINOR}.")
+    assert {"probe", "upload", "skyward", "packages"} <= set(phases_of(events, PhaseStarted))
+    assert phases_of(events, PhaseStarted) == phases_of(events, PhaseEnded)
+    assert any("beta==1.0" in event.text for event in events if isinstance(event, PhaseOutput))
+
+    scratch.commands.clear()
+    events.clear()
+    began = time.monotonic()
+    assert make_ready(scratch, image, events) == ready
+    assert time.monotonic() - began < 2
+    assert len(scratch.commands) == 1
+    made = [event for event in events if isinstance(event, PhaseEnded) and not event.was_ready]
+    assert [event.phase for event in made] == ["probe"]
+
+
+def test_the_agent_runs_the_client_s_own_build_without_the_user_s_packages(scratch: ScratchNode, index: Index) -> None:
+    ready = make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url))
+    code = f"import sys; sys.path[:] = {list(ready.agent_path)!r}\n"
+    code += "import importlib.metadata as m, skyward, skyward.agent.main; print(m.version('skyward'), skyward.__file__)"
+    done = subprocess.run(
+        [ready.agent_python, "-S", "-E", "-s", "-c", code], capture_output=True, text=True, check=True
+    )
+    version, path = done.stdout.split()
+    import skyward
+
+    assert version.startswith(f"{skyward.__version__}+")
+    assert path.startswith(str(scratch.cache))
+    assert not any("user-" in entry for entry in ready.agent_path)
+
+
+def test_the_user_s_versions_win_over_ours(scratch: ScratchNode, index: Index) -> None:
+    ready = make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url))
+    users = [i for i, entry in enumerate(ready.path) if "/user-" in entry]
+    ours = [i for i, entry in enumerate(ready.path) if "/ours-" in entry]
+    assert users
+    assert ours
+    assert max(users) < min(ours)
+
+
+def test_pth_files_of_the_user_s_environment_count(scratch: ScratchNode, index: Index) -> None:
+    ready = make_ready(scratch, Image(pip_index_url=index.url))
+    extra = scratch.folder / "extra"
+    extra.mkdir()
+    (extra / "found_by_pth.py").write_text("")
+    site = next(Path(entry) for entry in ready.path if "/user-" in entry and entry.endswith("site-packages"))
+    (site / "more.pth").write_text(f"{extra}\n")
+    (site.parents[2] / "ready.json").unlink()  # made anew, it would be gone: so ask as the script asks
+    text = (Path(__file__).parents[2] / "skyward" / "bootstrap" / "install.sh").read_text()
+    describe = text.split("describe='")[1].split("'\n")[0]
+    told = subprocess.run([ready.python, "-c", describe], capture_output=True, text=True, check=True).stdout
+    assert str(extra) in told
+
+
+def test_the_environment_of_tasks_is_the_node_s_own_with_the_image_s_on_top(scratch: ScratchNode, index: Index) -> None:
+    scratch.variables.update(LANG="C.UTF-8", SSH_CONNECTION="here there", ODD="two\nlines=1")
+    ready = make_ready(scratch, Image(pip_index_url=index.url, env={"LANG": "de_DE"}, shell_vars={"SHELLY": "echo 7"}))
+    env = dict(ready.env)
+    assert env["HOME"] == str(scratch.home)
+    assert env["LANG"] == "de_DE"
+    assert env["SHELLY"] == "7"
+    assert env["ODD"] == "two\nlines=1"
+    assert env["PATH"].split(":")[0] == os.path.dirname(ready.python)
+    assert "SSH_CONNECTION" not in env
+    assert "value" not in repr(ready)
+
+
+def test_values_of_shell_vars_stand_in_requirements_and_name_the_environment(
+    scratch: ScratchNode, index: Index
+) -> None:
+    wanted = scratch.home / "version"
+    wanted.write_text("1.0")
+    image = Image(pip=["alpha==${VERSION}"], pip_index_url=index.url, shell_vars={"VERSION": "cat ~/version"})
+    assert run_slot(scratch, make_ready(scratch, image), "import alpha; print(alpha.VALUE)") == "1"
+    wanted.write_text("2.0")
+    assert run_slot(scratch, make_ready(scratch, image), "import alpha; print(alpha.VALUE)") == "2"
+    scratch.commands.clear()
+    wanted.write_text("1.0")
+    assert run_slot(scratch, make_ready(scratch, image), "import alpha; print(alpha.VALUE)") == "1"
+    assert len(scratch.commands) == 1
+
+
+def test_a_shell_var_that_fails_is_named(scratch: ScratchNode, index: Index) -> None:
+    image = Image(pip=["alpha==$V"], pip_index_url=index.url, shell_vars={"V": "no-such-command"})
+    with pytest.raises(BootstrapFailed, match=r"Image\.shell_vars\['V'\].*no-such-command.*code 127"):
+        make_ready(scratch, image)
+
+
+def test_a_package_that_does_not_exist_fails_with_phase_node_last_lines_and_advice(
+    scratch: ScratchNode, index: Index
+) -> None:
+    events: list[Event] = []
+    with pytest.raises(BootstrapFailed, match="node 0: packages failed") as caught:
+        make_ready(scratch, Image(pip=["no-such-package"], pip_index_url=index.url), events)
+    assert caught.value.phase == "packages"
+    assert caught.value.node == 0
+    assert any("no-such-package" in line for line in caught.value.output)
+    assert "Image.pip" in caught.value.advice
+    assert phases_of(events, PhaseFailed) == ["packages"]
+
+
+def test_an_attempt_after_a_failure_goes_on_where_it_was(scratch: ScratchNode, index: Index) -> None:
+    with pytest.raises(BootstrapFailed):
+        make_ready(scratch, Image(pip=["no-such-package"], pip_index_url=index.url))
+    events: list[Event] = []
+    make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url), events)
+    ready = [event.phase for event in events if isinstance(event, PhaseEnded) and event.was_ready]
+    assert ready == ["skyward"]
+    assert "uv" not in phases_of(events, PhaseStarted)
+
+
+def test_skyward_never_comes_from_an_index(scratch: ScratchNode, index: Index) -> None:
+    with pytest.raises(UsageError, match="never one from an index"):
+        make_ready(scratch, Image(pip=["skyward[torch]"], pip_index_url=index.url))
+    index.requests.clear()
+    ready = make_ready(scratch, Image(pip=["wants_ours"], pip_index_url=index.url))
+    assert run_slot(scratch, ready, "import skyward, wants_ours; print(skyward.__version__)")
+    assert not [path for path in index.requests if "/skyward" in path]
+
+
+def test_a_name_in_pip_that_is_no_shell_var_is_refused(scratch: ScratchNode) -> None:
+    with pytest.raises(UsageError, match=r"\$NOWHERE, which is not in Image.shell_vars"):
+        make_ready(scratch, Image(pip=["alpha==$NOWHERE"]))
+    assert not scratch.commands
+
+
+def test_an_index_s_password_is_in_no_argument_and_no_message(scratch: ScratchNode, index: Index) -> None:
+    url = index.url.replace("//", "//me:hunter2@")
+    with pytest.raises(BootstrapFailed) as caught:
+        make_ready(scratch, Image(pip=["no-such-package"], pip_index_url=url))
+    assert "hunter2" not in str(caught.value)
+    assert not any("hunter2" in command for command in scratch.commands)
+    left = subprocess.run(["grep", "-rl", "hunter2", str(scratch.home)], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+def test_two_pools_prepare_one_machine_at_once(scratch: ScratchNode, index: Index) -> None:
+    image = Image(pip=["beta"], pip_index_url=index.url)
+    made: list[Ready] = []
+    threads = [threading.Thread(target=lambda: made.append(make_ready(scratch, image))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 3
+    assert len(set(made)) == 1
+    assert run_slot(scratch, made[0], "import beta; print('ok')") == "ok"
+
+
+def test_killed_in_the_middle_it_leaves_nothing_running_and_goes_on_next_time(
+    scratch: ScratchNode, index: Index
+) -> None:
+    image = Image(pip=["alpha"], pip_index_url=index.url)
+    make_ready(scratch, Image(pip_index_url=index.url))
+    # A uv that never ends, in front of ours.
+    uv = next(scratch.platform.glob("uv-[0-9]*"))
+    kept = uv.with_name("kept")
+    uv.rename(kept)
+    uv.write_text(
+        f'#!/bin/sh\ncase "$*" in *user.txt*) echo $$ >{scratch.folder}/pid; sleep 1000;; esac\nexec {kept} "$@"\n'
+    )
+    uv.chmod(0o700)
+
+    class Cut(Exception):
+        pass
+
+    def node_that_is_lost(command: str, **options: object) -> object:
+        """Kills the connection's end here: what runs there is not told."""
+        if "guard.sh" not in command:
+            return scratch(command, **options)  # type: ignore[arg-type]
+        data = options["input"].read()  # type: ignore[attr-defined]
+        process = subprocess.Popen(
+            ["sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=scratch.environment(),
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(data)
+        process.stdin.close()
+        until((scratch.folder / "pid").exists)
+        process.stdout.close()
+        orphans.append(process)
+        raise Cut
+
+    orphans: list[subprocess.Popen[bytes]] = []
+    with pytest.raises(Cut):
+        prepare(node_that_is_lost, image, emit=ignore, node=0, folder="test-0")  # type: ignore[arg-type]
+    (process,) = orphans
+    process.wait(20)  # by itself: nobody listens to it
+    sleeper = int((scratch.folder / "pid").read_text())
+    until(lambda: not Path(f"/proc/{sleeper}").exists())
+    assert list((scratch.cache / "tmp").iterdir()) == []
+
+    uv.unlink()
+    kept.rename(uv)
+    ready = make_ready(scratch, image)
+    assert run_slot(scratch, ready, "import alpha; print(alpha.VALUE)") == "2"
+
+
+def test_an_environment_that_was_half_made_is_made_anew(scratch: ScratchNode, index: Index) -> None:
+    image = Image(pip=["alpha"], pip_index_url=index.url)
+    ready = make_ready(scratch, image)
+    user = Path(ready.python).parents[1]
+    (user / "ready.json").unlink()
+    shutil.rmtree(user / "lib")
+    assert run_slot(scratch, make_ready(scratch, image), "import alpha; print(alpha.VALUE)") == "2"
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(scratch: ScratchNode, index: Index) -> None:
+    image = Image(pip=["alpha"], pip_index_url=index.url)
+    ready = make_ready(scratch, image)
+    python = Path(ready.python)
+    python.unlink()
+    python.symlink_to("/nowhere/python")
+    assert run_slot(scratch, make_ready(scratch, image), "import alpha; print(alpha.VALUE)") == "2"
+
+
+def test_the_time_that_it_may_take_is_kept_and_named(scratch: ScratchNode, index: Index) -> None:
+    make_ready(scratch, Image(pip_index_url=index.url))
+    uv = next(scratch.platform.glob("uv-[0-9]*"))
+    uv.write_text('#!/bin/sh\n[ "$1" = --version ] && echo uv 99.0 || sleep 1000\n')
+    began = time.monotonic()
+    with pytest.raises(BootstrapFailed, match=r"packages failed.*time is up.*bootstrap_timeout_s") as caught:
+        make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url, bootstrap_timeout_s=5))
+    assert time.monotonic() - began < 15
+    assert caught.value.phase == "packages"
+
+
+def test_a_python_that_the_node_has_not_is_an_error_that_says_what_to_do(scratch: ScratchNode, index: Index) -> None:
+    scratch.variables["UV_PYTHON_INSTALL_MIRROR"] = "http://127.0.0.1:9"
+    scratch.variables["UV_HTTP_RETRIES"] = "0"
+    with pytest.raises(BootstrapFailed, match=r"python failed.*no Python 3\.99.*install it there"):
+        make_ready(scratch, Image(python="3.99", pip_index_url=index.url))
+
+
+def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    node = ScratchNode(tmp_path / "node", variables={"XDG_CACHE_HOME": "/proc/nowhere"})
+    with pytest.raises(BootstrapFailed, match=r"probe failed.*must be writable"):
+        make_ready(node, Image())
+
+
+def test_a_login_shell_that_talks_does_not_disturb(scratch: ScratchNode, index: Index) -> None:
+    def talking(command: str, **options: object) -> object:
+        return scratch(f"echo Welcome; echo '\x01nonsense'; {command}", **options)  # type: ignore[arg-type]
+
+    prepare(talking, Image(pip_index_url=index.url), emit=ignore, node=0, folder="test-0")  # type: ignore[arg-type]
+
+
+def test_nothing_that_is_made_can_be_read_by_others(scratch: ScratchNode, index: Index) -> None:
+    ready = make_ready(scratch, Image(pip_index_url=index.url))
+    assert scratch.cache.stat().st_mode & 0o077 == 0
+    assert os.stat(ready.folder).st_mode & 0o077 == 0
