@@ -7,9 +7,28 @@ import sys
 
 import pytest
 
-from tests.hosts.fixtures import addresses, bed, hosts, new_host, pytest_collection_finish, require_hosts
+from tests.hosts.fixtures import (
+    addresses,
+    bed,
+    hosts,
+    new_host,
+    package_index,
+    pytest_collection_finish,
+    relay,
+    require_hosts,
+    torch_index,
+)
 
-__all__ = ["addresses", "bed", "hosts", "new_host", "pytest_collection_finish"]
+__all__ = [
+    "addresses",
+    "bed",
+    "hosts",
+    "new_host",
+    "package_index",
+    "pytest_collection_finish",
+    "relay",
+    "torch_index",
+]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

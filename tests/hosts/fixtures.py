@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
@@ -13,12 +14,33 @@ import pytest
 from tests.hosts.base import base, missing
 from tests.hosts.bed import Bed
 from tests.hosts.host import Host
+from tests.hosts.index import PackageIndex, torch_wheels, wheels
+from tests.hosts.relay import Relay
 
-__all__ = ["addresses", "bed", "hosts", "new_host", "pytest_collection_finish", "why_no_hosts"]
+__all__ = [
+    "NewHost",
+    "NewRelay",
+    "addresses",
+    "bed",
+    "hosts",
+    "new_host",
+    "package_index",
+    "pytest_collection_finish",
+    "relay",
+    "require_hosts",
+    "torch_index",
+    "why_no_hosts",
+]
 
 REQUIRE = "SKYWARD_REQUIRE_HOSTS"
 _FIRST_ADDRESS = 10
 _LAST_ADDRESS = 62  # from 64 on the addresses belong to EC2
+
+
+class NewRelay(Protocol):
+    """What `relay` gives."""
+
+    def __call__(self, host: str, port: int = 22, *, delay_s: float = 0.0, listen: str = "127.0.0.1") -> Relay: ...
 
 
 class NewHost(Protocol):
@@ -50,8 +72,11 @@ def require_hosts() -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Make what takes long before the first test begins, as each has a time limit."""
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if "bed" in used and why_no_hosts() is None and not session.config.option.collectonly:
-        base()
+    if why_no_hosts() is not None or session.config.option.collectonly:
+        return
+    for fixture, make in (("bed", base), ("package_index", wheels), ("torch_index", torch_wheels)):
+        if fixture in used:
+            make()
 
 
 @pytest.fixture(scope="session")
@@ -109,3 +134,31 @@ def new_host(bed: Bed, addresses: Iterator[str]) -> Iterator[NewHost]:
     yield give
     for host in made:
         host.destroy()
+
+
+@pytest.fixture
+def relay() -> Iterator[NewRelay]:
+    """`relay(host.address)` starts a relay in front of that address's port 22. Needs no hosts, nor root."""
+    made: list[Relay] = []
+
+    def give(host: str, port: int = 22, *, delay_s: float = 0.0, listen: str = "127.0.0.1") -> Relay:
+        made.append(Relay((host, port), delay_s=delay_s, listen=listen))
+        return made[-1]
+
+    yield give
+    for relay in made:
+        relay.close()
+
+
+@pytest.fixture(scope="session")
+def package_index(bed: Bed) -> Iterator[PackageIndex]:
+    """Wheels of skyward's dependencies, numpy, joblib and scikit-learn, for hosts."""
+    with contextlib.closing(PackageIndex(bed)) as index:
+        yield index
+
+
+@pytest.fixture(scope="session")
+def torch_index(bed: Bed) -> Iterator[PackageIndex]:
+    """The same, and torch. Of its own, as the wheels of torch take long to download for the first time."""
+    with contextlib.closing(PackageIndex(bed, with_torch=True)) as index:
+        yield index

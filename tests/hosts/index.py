@@ -1,0 +1,231 @@
+"""A package index on the bed's network: wheels for hosts that reach nothing else.
+
+The wheels are downloaded once, with pip and as it is configured here, in the versions that are installed here; they
+stay in the cache folder.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import socketserver
+import subprocess
+import sys
+import zipfile
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from tests.hosts.base import made_once
+from tests.hosts.bed import ROOT, Bed
+
+__all__ = ["PackageIndex", "torch_wheels", "wheels"]
+
+# What the examples import, and skyward itself. Not skyward: its own build is taken to the nodes by the client.
+PACKAGES = ("cloudpickle", "xxhash", "numpy", "joblib", "scikit-learn", "threadpoolctl", "setuptools")
+DEBIAN_PACKAGE = "skyward-tests-hello"
+
+
+class PackageIndex:
+    """Serves wheels, and one Debian package, to the hosts. `close` ends it.
+
+    `simple` is for `--index-url` (PEP 503, with the metadata beside the wheels), `find_links` for `--find-links`.
+    """
+
+    def __init__(self, bed: Bed, *, with_torch: bool = False) -> None:
+        self.extra = bed.folder / "wheels"
+        self.extra.mkdir(exist_ok=True)
+        self.requests_file = bed.folder / "requests"
+        folders = [self.extra, wheels(), *([torch_wheels()] if with_torch else [])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.hosts.index", bed.address, self.requests_file, _debian(), *folders],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        bed.own(self._process)
+        assert self._process.stdout is not None
+        self.url = f"http://{bed.address}:{int(self._process.stdout.readline())}"
+        self.simple = f"{self.url}/simple/"
+        self.find_links = f"{self.url}/links/"
+        self.apt_source = f"deb [trusted=yes] {self.url}/apt ./"
+        """A line for a host's /etc/apt/sources.list: then apt-get update, and install of DEBIAN_PACKAGE, work there."""
+
+    def add(self, wheel: Path) -> None:
+        """Serve this wheel too, until the session ends."""
+        shutil.copy(wheel, self.extra)
+
+    def requests(self) -> list[str]:
+        """The paths that were asked for so far."""
+        return self.requests_file.read_text().splitlines() if self.requests_file.exists() else []
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def wheels() -> Path:
+    """The folder with the wheels of `PACKAGES` and what they need: about 70 MB, downloaded once."""
+    return _downloaded("wheels", PACKAGES)
+
+
+def torch_wheels() -> Path:
+    """The folder with the wheels of torch as it is installed here, and what it needs. 250 MB for the CPU's build.
+
+    Where torch came from an index that pip is not configured for, name it as for `make`: TORCH_PIP_ARGS.
+    """
+    return _downloaded("torch", ["torch"], shlex.split(os.environ.get("TORCH_PIP_ARGS", "")))
+
+
+def _downloaded(name: str, packages: tuple[str, ...] | list[str], options: list[str] | None = None) -> Path:
+    wanted = [f"{package}=={importlib.metadata.version(package)}" for package in packages]
+    constraints = ROOT / "constraints.txt"
+    recipe = "\n".join([*wanted, constraints.read_text(), platform.python_version(), platform.machine()])
+
+    def download(target: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "-q"]
+        only = ["--only-binary", ":all:", "-c", str(constraints), "-d", str(target)]
+        done = subprocess.run(
+            [*pip, *only, *(options or []), *wanted], capture_output=True, text=True, check=False, timeout=1800
+        )
+        if done.returncode:
+            raise RuntimeError(f"pip could not download {' '.join(wanted)}:\n{done.stderr[-4000:]}")
+
+    return made_once(f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}", download)
+
+
+def _debian() -> Path:
+    """A folder that apt takes for a repository, with one small package."""
+    control = (
+        f"Package: {DEBIAN_PACKAGE}\nVersion: 1.0\nArchitecture: all\n"
+        "Maintainer: tests <tests@example.invalid>\nDescription: says hello\n"
+    )
+
+    def make(target: Path) -> None:
+        tree = target / "tree"
+        (tree / "DEBIAN").mkdir(parents=True)
+        (tree / "DEBIAN/control").write_text(control)
+        program = tree / "usr/bin" / DEBIAN_PACKAGE
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\necho hello from a package\n")
+        program.chmod(0o755)
+        package = target / f"{DEBIAN_PACKAGE}.deb"
+        build = ["dpkg-deb", "--root-owner-group", "--build", str(tree), str(package)]
+        subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+        shutil.rmtree(tree)
+        content = package.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        listed = f"{control}Filename: ./{package.name}\nSize: {len(content)}\nSHA256: {digest}\n"
+        (target / "Packages").write_text(listed)
+        (target / "Packages.gz").write_bytes(gzip.compress(listed.encode()))
+
+    return made_once(f"apt-{hashlib.sha256(control.encode()).hexdigest()[:16]}", make)
+
+
+# The server: a process of its own, or it would hold up the tests while it sends.
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, *arguments: object, seen: Path, apt: Path, folders: list[Path]) -> None:
+        self.seen, self.apt, self.folders = seen, apt, folders
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        with self.seen.open("a") as seen:
+            seen.write(f"{self.path}\n")
+        match self.path.strip("/").split("/"):
+            case ["simple"]:
+                self._page([(f"/simple/{name}/", name, "") for name in sorted(self._projects())])
+            case ["simple", name] if name in self._projects():
+                self._page([_link(wheel) for wheel in self._projects()[name]])
+            case ["links"]:
+                self._page([_link(wheel) for wheels in self._projects().values() for wheel in wheels])
+            case ["wheels", name]:
+                self._wheel(name)
+            case ["apt", *path] if (self.apt / path[-1]).is_file():
+                self._file(self.apt / path[-1])
+            case _:
+                self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _projects(self) -> dict[str, list[Path]]:
+        found: dict[str, list[Path]] = {}
+        for wheel in sorted(path for folder in self.folders for path in folder.glob("*.whl")):
+            found.setdefault(re.sub(r"[-_.]+", "-", wheel.name.split("-")[0]).lower(), []).append(wheel)
+        return found
+
+    def _wheel(self, name: str) -> None:
+        wanted, is_metadata = unquote(name).removesuffix(".metadata"), name.endswith(".metadata")
+        wheel = next((folder / wanted for folder in self.folders if (folder / wanted).is_file()), None)
+        if wheel is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        elif is_metadata:
+            with zipfile.ZipFile(wheel) as packed:
+                inside = next(path for path in packed.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", path))
+                self._send(packed.read(inside), "text/plain")
+        else:
+            self._file(wheel)
+
+    def _page(self, links: list[tuple[str, str, str]]) -> None:
+        lines = [f'<a href="{target}"{more}>{text}</a><br>' for target, text, more in links]
+        self._send(f"<!DOCTYPE html><html><body>{''.join(lines)}</body></html>".encode(), "text/html")
+
+    def _file(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self._head(path.stat().st_size, "application/octet-stream")
+            if self.command == "GET":
+                self.wfile.flush()
+                self.connection.sendfile(file)
+
+    def _send(self, content: bytes, kind: str) -> None:
+        self._head(len(content), kind)
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def _head(self, size: int, kind: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """No log: `requests` says what was asked for."""
+
+
+def _link(wheel: Path) -> tuple[str, str, str]:
+    return f"/wheels/{quote(wheel.name)}", wheel.name, ' data-dist-info-metadata="true" data-core-metadata="true"'
+
+
+class _Server(socketserver.ThreadingTCPServer):  # HTTPServer would look its own name up, where nothing answers
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
+
+
+def _serve(address: str, seen: str, apt: str, *folders: str) -> None:
+    handler = partial(_Handler, seen=Path(seen), apt=Path(apt), folders=[Path(folder) for folder in folders])
+    with _Server((address, 0), handler) as server:
+        print(json.dumps(server.server_address[1]), flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])
