@@ -19,6 +19,8 @@ from skyward.providers.local import Local
 __all__ = ["Relayed"]
 
 _ROOT = str(Path(sky.__file__).parent.parent)
+_ELSEWHERE = "/nonexistent/agent.sock"
+"""The path is one on the node: nothing here may use it."""
 _RELAY = str(Path(__file__).with_name("relay.py"))
 
 
@@ -37,7 +39,7 @@ class Relayed(Local):
         relay = (sys.executable, "-I", "-S", _RELAY, self._folder_of(machine.node), str(self.delay_s))
         stub = attach.command(sys.executable, _ROOT, machine.socket_path)
         channel = ("sh", "-c", f'test ! -e {self._folder_of(machine.node)}/cut && exec "$@"', "sh", *relay, *stub)
-        return replace(machine, channel=channel)
+        return replace(machine, channel=channel, socket_path=_ELSEWHERE, pid=0)
 
     def _folder_of(self, node: int) -> str:
         return os.path.join(self.folder, str(node))

@@ -1,9 +1,10 @@
 """The keeper: one small process beside the client that renews the leases of its nodes, and ends them when it dies.
 
 It is not the client, so a client that holds its GIL for an hour keeps its nodes; and it watches the client by pidfd,
-so a client that is killed loses them at once. It leads a session of its own: a Ctrl-C at the terminal and a kill of
-the client's process group pass it by. The nodes' own watchdogs are behind it: without a sign of it for `lease_s`
-they end by themselves.
+so a client that is killed loses them at once. It reaches a node as the client does: by its socket, or by a link of its
+own that the machine's `channel` makes. It leads a session of its own: a Ctrl-C at the terminal and a kill of the
+client's process group pass it by. The nodes' own watchdogs are behind it: without a sign of it for `lease_s` they end
+by themselves.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from ..machine import Machine
@@ -22,6 +24,7 @@ __all__ = ["Keeper"]
 
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _END_LIMIT_S = 3.0
+_REAP_LIMIT_S = 600.0
 _BOOT = """
 import sys
 sys.path[:] = sys.argv[2:]
@@ -42,6 +45,7 @@ class Keeper:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watched: dict[str, dict[str, Any]] = {}
+        self._guarded: dict[str, dict[str, Any]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
 
@@ -56,34 +60,65 @@ class Keeper:
         """From now on the node's lease is renewed, and the node ended when this process dies."""
         order = {
             "op": "watch",
+            "key": _key(machine),
             "socket": machine.socket_path,
+            "channel": machine.channel,
             "folder": machine.folder,
             "pid": machine.pid,
             "lease_s": machine.lease_s,
         }
         with self._lock:
-            self._watched[machine.socket_path] = order
+            self._watched[_key(machine)] = order
             self._tell(order)
 
     def forget(self, machine: Machine) -> None:
-        """The node was ended by its pool. The keeper ends with its last node."""
+        """The node was ended by its pool. The keeper ends with the last that it has to do."""
         with self._lock:
-            if self._watched.pop(machine.socket_path, None) is None:
-                return
-            if self._process is not None:
-                self._write({"op": "forget", "socket": machine.socket_path})
-            if not self._watched and self._process is not None:
-                process, self._process = self._process, None
-                assert process.stdin is not None
-                # Closing the pipe would not do: a process that the client forked may hold its other end too.
-                with contextlib.suppress(OSError):
-                    process.stdin.write(b'{"op": "end"}\n')
-                    process.stdin.close()
-                try:
-                    process.wait(_END_LIMIT_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+            if self._watched.pop(_key(machine), None) is not None:
+                self._drop({"op": "forget", "key": _key(machine)})
+
+    def guard(
+        self, name: str, argv: Sequence[str], *, log_path: str = os.devnull, limit_s: float = _REAP_LIMIT_S
+    ) -> None:
+        """From now on the command is run when this process dies, behind the end of its nodes.
+
+        Call it before anything is rented. `name` is the pool's; `log_path`: the file that what it prints is added to;
+        `limit_s`: seconds after which it is killed. One that fails is tried again, twice.
+        """
+        order = {
+            "op": "guard",
+            "name": name,
+            "argv": list(argv),
+            "log_path": log_path,
+            "cwd": _working_folder(),
+            "limit_s": limit_s,
+        }
+        with self._lock:
+            self._guarded[name] = order
+            self._tell(order)
+
+    def release(self, name: str) -> None:
+        """All that was rented has been given back: there is nothing to run. Idempotent."""
+        with self._lock:
+            if self._guarded.pop(name, None) is not None:
+                self._drop({"op": "release", "name": name})
+
+    def _drop(self, order: dict[str, Any]) -> None:
+        if self._process is None:
+            return
+        self._write(order)
+        if not self._watched and not self._guarded:
+            process, self._process = self._process, None
+            assert process.stdin is not None
+            # Closing the pipe would not do: a process that the client forked may hold its other end too.
+            with contextlib.suppress(OSError):
+                process.stdin.write(b'{"op": "end"}\n')
+                process.stdin.close()
+            try:
+                process.wait(_END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def _tell(self, order: dict[str, Any]) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -109,15 +144,27 @@ class Keeper:
             cwd="/",
             start_new_session=True,
         )
-        for order in self._watched.values():
+        for order in [*self._guarded.values(), *self._watched.values()]:
             self._write(order)
         threading.Thread(target=self._restart, args=(self._process,), name="skyward-keeper", daemon=True).start()
 
     def _restart(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
         with self._lock:
-            if self._process is process and self._watched:
+            if self._process is process and (self._watched or self._guarded):
                 self._start()
+
+
+def _key(machine: Machine) -> str:
+    """Two hosts may use the same path."""
+    return "\0".join((machine.socket_path, *machine.channel))
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return "/"
 
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,8 @@
-"""The keeper's own process; see keeper. It imports as little as it can: it lives as long as the client's pools."""
+"""The keeper's own process; see keeper. It lives as long as the client's pools, and nothing in it waits for one node.
+
+When the client dies: nodes are told to end, those that do not are killed where that is possible, and then the commands
+of the pools it guards are run, which end what was rented.
+"""
 
 from __future__ import annotations
 
@@ -6,90 +10,107 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
-import socket
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from ..wire.frames import PROTOCOL_VERSION, Kind, pack
+from .keeper_nodes import LocalNode, Node, RemoteNode, node_of
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["main"]
 
 _END_LIMIT_S = 6.0
 """Seconds a node gets to end by itself when the client died; then its watchdog is killed, and all with it."""
+_LONGEST_WAIT_S = 1.0
+_PAUSE_S = 2.0
+"""A wait that took so much longer: this process, or the machine, was stopped."""
+_REAP_TRIES = 3
+_REAP_AGAIN_S = 5.0
 
 
-@dataclass
-class _Node:
-    socket_path: str
-    folder: str
-    lease_s: float
-    pidfd: int
-    sock: socket.socket | None = None
-    renewed: float = field(default=0.0)
+@dataclass(frozen=True)
+class _Guarded:
+    """What to run when the client died."""
 
-    def renew(self) -> None:
-        """Send a sign of life if it is time. A node that does not answer is left to its own watchdog."""
-        now = time.monotonic()
-        if now - self.renewed < self.lease_s / 4:
-            return
-        self.renewed = now
-        with contextlib.suppress(OSError):
-            self._connected().send(pack(Kind.LEASE), socket.MSG_DONTWAIT)
+    argv: list[str]
+    log_path: str
+    cwd: str
+    limit_s: float
 
-    def _connected(self) -> socket.socket:
-        if self.sock is None:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.settimeout(2)
-                sock.connect(self.socket_path)
-                hello = {"version": PROTOCOL_VERSION, "role": "keeper", "pool": "", "pid": os.getpid()}
-                sock.sendall(pack(Kind.HELLO, body=json.dumps(hello).encode()))
-            except OSError:
-                sock.close()
-                raise
-            self.sock = sock
-        return self.sock
 
-    def end(self) -> None:
-        with contextlib.suppress(OSError):
-            self._connected().send(pack(Kind.SHUTDOWN), socket.MSG_DONTWAIT)
+class _Keeper:
+    def __init__(self, client: int) -> None:
+        self._client = client
+        self._client_fd = _pidfd(client)
+        self._nodes: dict[str, Node] = {}
+        self._guarded: dict[str, _Guarded] = {}
+        self._rest = b""
+        self._is_over = False
 
-    def close(self) -> None:
-        if self.sock is not None:
-            self.sock.close()
-        os.close(self.pidfd)
+    def run(self) -> None:
+        """Until the client dies, or says that its last pool is closed."""
+        next_at = 0.0
+        while not self._is_over:
+            wait_s = max(0.0, min(_LONGEST_WAIT_S, next_at - time.monotonic()))
+            began = time.monotonic()
+            ready = _poll([0, self._client_fd, *(node.fileno() for node in self._nodes.values())], wait_s)
+            now = time.monotonic()
+            if 0 in ready:
+                self._read_orders()
+            if self._client_fd in ready or (self._client_fd < 0 and os.getppid() != self._client):
+                break
+            self._read_nodes(ready, now)
+            if now - began > wait_s + _PAUSE_S:
+                self._forgive(now)
+            next_at = min((node.tick(now) for node in self._nodes.values()), default=now + _LONGEST_WAIT_S)
+        _end_all(list(self._nodes.values()))
+        _reap_all(list(self._guarded.values()))
+
+    def _read_nodes(self, ready: set[int], now: float) -> None:
+        for node in self._nodes.values():
+            if node.fileno() in ready:
+                node.read(now)
+
+    def _forgive(self, now: float) -> None:
+        for node in self._nodes.values():
+            if isinstance(node, RemoteNode):
+                node.forgive(now)
+
+    def _read_orders(self) -> None:
+        piece = os.read(0, 65536)
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+        self._is_over = self._is_over or not piece
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        match order["op"]:
+            case "end":
+                self._is_over = True
+            case "watch":
+                with contextlib.suppress(OSError):  # it has ended already
+                    self._nodes[order["key"]] = node_of(order)
+                    self._nodes[order["key"]].tick(time.monotonic())
+            case "forget":
+                node = self._nodes.pop(order["key"], None)
+                if node is not None:
+                    node.close()
+            case "guard":
+                self._guarded[order["name"]] = _Guarded(
+                    order["argv"], order["log_path"], order["cwd"], order["limit_s"]
+                )
+            case "release":
+                self._guarded.pop(order["name"], None)
 
 
 def main(client: int) -> None:
     """Until the client dies, or says that its last pool is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    nodes: dict[str, _Node] = {}
-    client_fd = _pidfd(client)
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    if client_fd >= 0:
-        poll.register(client_fd, select.POLLIN)
-    rest = b""
-    while True:
-        wait_s = min((node.lease_s / 4 for node in nodes.values()), default=1.0)
-        ready = {fd for fd, _ in poll.poll(min(wait_s, 1.0) * 1000)}
-        if 0 in ready:
-            piece = os.read(0, 65536)
-            *lines, rest = (rest + piece).split(b"\n")
-            orders = [json.loads(line) for line in lines]
-            for order in orders:
-                _obey(order, nodes)
-            if not piece or any(order["op"] == "end" for order in orders):
-                break
-        if client_fd in ready or (client_fd < 0 and os.getppid() != client):
-            break
-        for node in nodes.values():
-            node.renew()
-    _end_all(list(nodes.values()))
+    _Keeper(client).run()
 
 
 def _pidfd(pid: int) -> int:
@@ -101,33 +122,69 @@ def _pidfd(pid: int) -> int:
         return -1
 
 
-def _obey(order: dict[str, Any], nodes: dict[str, _Node]) -> None:
-    if order["op"] == "end":
-        return
-    path = order["socket"]
-    if order["op"] == "forget":
-        node = nodes.pop(path, None)
-        if node is not None:
-            node.close()
-        return
-    with contextlib.suppress(OSError):  # it has ended already
-        pidfd = os.pidfd_open(order["pid"]) if hasattr(os, "pidfd_open") else os.open("/dev/null", os.O_RDONLY)
-        nodes[path] = _Node(path, order["folder"], order["lease_s"], pidfd)
-        nodes[path].renew()
+def _poll(fds: list[int], wait_s: float) -> set[int]:
+    poll = select.poll()
+    for fd in fds:
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(wait_s * 1000)}
 
 
-def _end_all(nodes: list[_Node]) -> None:
+def _end_all(nodes: list[Node]) -> None:
     for node in nodes:
         node.end()
     deadline = time.monotonic() + _END_LIMIT_S
+    while (open_nodes := [node for node in nodes if not node.has_ended]) and time.monotonic() < deadline:
+        local = any(isinstance(node, LocalNode) for node in open_nodes)
+        ready = _poll([node.fileno() for node in open_nodes], 0.02 if local else 0.25)
+        now = time.monotonic()
+        for node in open_nodes:
+            if node.fileno() in ready:
+                node.read(now)
+            elif isinstance(node, RemoteNode):
+                node.tick(now)
     for node in nodes:
-        if not _has_ended(node, deadline) and hasattr(signal, "pidfd_send_signal"):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(node.pidfd, signal.SIGKILL)
-        shutil.rmtree(node.folder, ignore_errors=True)
+        node.kill()
 
 
-def _has_ended(node: _Node, deadline: float) -> bool:
-    poll = select.poll()
-    poll.register(node.pidfd, select.POLLIN)
-    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+def _reap_all(guarded: list[_Guarded]) -> None:
+    """Run the commands, side by side; one that fails again, for networks come back."""
+    for attempt in range(_REAP_TRIES):
+        if attempt:
+            time.sleep(_REAP_AGAIN_S)
+        started = [(one, _start(one)) for one in guarded]
+        deadline = time.monotonic() + max((one.limit_s for one in guarded), default=0.0)
+        guarded = [one for one, process in started if process is None or not _succeeds(process, deadline)]
+        if not guarded:
+            return
+
+
+def _start(guarded: _Guarded) -> subprocess.Popen[bytes] | None:
+    import subprocess  # most keepers never need it
+
+    try:
+        log = os.open(guarded.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:  # nobody will read why, but it must run
+        log = os.open(os.devnull, os.O_WRONLY)
+    try:
+        cwd = guarded.cwd if os.path.isdir(guarded.cwd) else "/"
+        return subprocess.Popen(
+            guarded.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, start_new_session=True
+        )
+    except OSError as error:
+        os.write(log, f"skyward: {guarded.argv[0]} cannot be run: {error.strerror}\n".encode())
+        return None
+    finally:
+        os.close(log)
+
+
+def _succeeds(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    import subprocess
+
+    try:
+        return process.wait(max(0.0, deadline - time.monotonic())) == 0
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return False

@@ -187,6 +187,14 @@ class Sandbox:
                 pytest.fail(f"the file {name!r} was not made; {states}\nalive: {self.processes()}")
             time.sleep(0.01)
 
+    def waits_for_file(self, name: str) -> None:
+        """`waits_for` what comes after the death of the client."""
+        deadline = time.monotonic() + 30
+        while not self.exists(name):
+            if time.monotonic() > deadline:
+                pytest.fail(f"the file {name!r} was not made; alive: {self.processes()}")
+            time.sleep(0.01)
+
     def processes(self) -> list[Process]:
         return _processes_with(self.mark)
 

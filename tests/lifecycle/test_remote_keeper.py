@@ -1,0 +1,140 @@
+"""Nodes that only a command reaches live and end with their client, and what was rented is given back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import skyward as sky
+from tests.channels import Relayed
+from tests.waiting import until
+
+if TYPE_CHECKING:
+    from tests.lifecycle.conftest import Sandbox
+
+pytestmark = pytest.mark.timeout(90)
+
+RELAYED = "from tests.channels import Relayed\n"
+
+
+@sky.compute
+def pid() -> int:
+    return os.getpid()
+
+
+def test_a_killed_client_leaves_no_node_behind_a_command(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        RELAYED
+        + """
+with sky.ComputePool(Relayed(lease_s=600), nodes=2) as pool:
+    hang_with_detached_children() @ pool
+"""
+    )
+    sandbox.waits_for("begun")
+    client.kill()
+    sandbox.proves_nothing_is_left()
+
+
+def test_a_client_that_is_killed_while_it_starts_leaves_no_node_behind_a_command(sandbox: Sandbox) -> None:
+    client = sandbox.client(RELAYED + "sky.ComputePool(Relayed(lease_s=2.0), nodes=2).start()\ntime.sleep(600)")
+    until(lambda: sandbox.pids("slot"))
+    client.kill()
+    sandbox.proves_nothing_is_left()
+
+
+def test_nodes_behind_a_command_end_by_their_lease_when_client_and_keeper_are_killed(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        RELAYED
+        + """
+with sky.ComputePool(Relayed(lease_s=2.0), nodes=2) as pool:
+    hang_with_detached_children() @ pool
+"""
+    )
+    sandbox.waits_for("begun")
+    (keeper,) = sandbox.pids("keeper")
+    os.kill(keeper, signal.SIGSTOP)
+    client.kill()
+    os.kill(keeper, signal.SIGKILL)
+    sandbox.proves_nothing_is_left()
+
+
+def test_a_keeper_that_is_killed_is_replaced_before_the_leases_end(inside: Sandbox) -> None:
+    with sky.ComputePool(Relayed(lease_s=3.0), nodes=2, logs=False) as pool:
+        before = pid() @ pool
+        inside.kills("keeper")
+        time.sleep(4)  # longer than the lease
+        assert pid() @ pool == before
+    inside.proves_nothing_is_left()
+
+
+GUARD = """
+from skyward.cluster.keeper import Keeper
+keeper = Keeper.of_this_process()
+command = [sys.executable, "-c", "import sys; print('reaped', sys.argv[1]); open(sys.argv[2], 'w')"]
+keeper.guard("mine", [*command, "mine", str(here / "reaped-mine")], log_path=str(here / "reap.log"))
+keeper.guard("given-back", [*command, "given-back", str(here / "reaped-given-back")])
+keeper.release("given-back")
+"""
+
+
+def test_a_killed_client_has_its_pools_reaped_and_no_other(sandbox: Sandbox) -> None:
+    client = sandbox.client(GUARD + "say('ready')\ntime.sleep(600)")
+    client.says("ready")
+    client.kill()
+    sandbox.waits_for_file("reaped-mine")
+    sandbox.proves_nothing_is_left()
+    assert (sandbox.folder / "reap.log").read_text() == "reaped mine\n"
+    assert not sandbox.exists("reaped-given-back")
+
+
+def test_a_client_that_gave_everything_back_has_nothing_reaped(sandbox: Sandbox) -> None:
+    client = sandbox.client(GUARD + "keeper.release('mine')\nsay('done')")
+    client.says("done")
+    assert client.ends()[0] == 0
+    sandbox.proves_nothing_is_left()
+    assert not sandbox.exists("reaped-mine")
+
+
+def test_what_is_reaped_is_reaped_behind_the_end_of_the_nodes(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        GUARD.replace('"import sys;', '"import os, sys; print(os.listdir(sys.argv[3]));').replace(
+            'str(here / "reaped-mine")', 'str(here / "reaped-mine"), str(here / "skyward-%d")' % os.getuid()
+        )
+        + RELAYED
+        + "with sky.ComputePool(Relayed(lease_s=600)) as pool:\n    hang() >> pool\n"
+    )
+    sandbox.waits_for("begun")
+    client.kill()
+    sandbox.waits_for_file("reaped-mine")
+    assert (sandbox.folder / "reap.log").read_text() == "[]\nreaped mine\n"
+    sandbox.proves_nothing_is_left()
+
+
+def test_a_keeper_that_is_killed_still_guards(sandbox: Sandbox) -> None:
+    client = sandbox.client(GUARD + "say('ready')\ntime.sleep(600)")
+    client.says("ready")
+    (first,) = sandbox.kills("keeper")
+    until(lambda: sandbox.pids("keeper") not in ([], [first]))
+    client.kill()
+    sandbox.waits_for_file("reaped-mine")
+    sandbox.proves_nothing_is_left()
+
+
+def test_a_command_that_fails_is_run_again(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        """
+from skyward.cluster.keeper import Keeper
+code = "import os, sys; sys.exit(0 if os.path.exists(sys.argv[1]) else open(sys.argv[1], 'w').close() or 1)"
+Keeper.of_this_process().guard("mine", [sys.executable, "-c", code + "", str(here / "failed-once")])
+say("ready")
+time.sleep(600)
+"""
+    )
+    client.says("ready")
+    client.kill()
+    sandbox.waits_for_file("failed-once")
+    sandbox.proves_nothing_is_left()
