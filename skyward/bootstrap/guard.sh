@@ -1,4 +1,4 @@
-# Runs install.sh, and ends it with everything it started when the time is up or nobody listens any more.
+# Runs task.sh, and ends it with everything it started when the time is up or nobody listens any more.
 # From the client: limit_s. The folder that this script lies in is its own, and is removed in the end.
 work=$(dirname "$0")
 cd "$work" || exit 1
@@ -6,7 +6,7 @@ trap 'rm -rf "$work"' EXIT
 exec 2>&1
 
 # timeout makes a process group of what it runs, so it can end a build of a package with its compilers.
-timeout -k 5 "$limit_s" sh ./install.sh </dev/null &
+timeout -k 5 "$limit_s" sh ./task.sh </dev/null &
 task=$!
 trap 'kill "$task" 2>/dev/null' HUP INT PIPE TERM
 # Written to a link that is gone, this fails: what the client cannot see it has given up.

@@ -1,19 +1,6 @@
 # Makes what a node lacks. What is there is kept, so it may be interrupted anywhere and run again.
 # From the client: ours, user (names of environments), uv (path, or empty: it came along), uv_version,
-# python (path, or empty: to be downloaded), wanted_python, folder, limit_s.
-phase() { say phase "$1"; }
-is_ready() { say ready "$1"; }
-fail() {
-    say problem "$1"
-    exit 1
-}
-
-lock() { # NAME: one at a time on this machine; another pool's bootstrap may be at the same
-    exec 8>"$platform/lock-$1" || fail "$platform is not writable"
-    ! command -v flock >/dev/null || flock -w "$limit_s" 8 ||
-        fail "another bootstrap has held $platform/lock-$1 for $limit_s s; end it, or remove the file"
-}
-
+# python (path, or empty: to be downloaded), wanted_python, folder, code, objects, limit_s.
 find_uv() {
     [ -z "$uv" ] || return 0
     uv=$platform/uv-$uv_version
@@ -54,6 +41,8 @@ environment() { # NAME KIND PHASE MAKE
     if is_whole "$target"; then
         is_ready "$3"
     else
+        find_uv
+        find_python
         phase "$3"
         rm -rf "$target"
         "$4" "$target" || fail "$target cannot be made"
@@ -63,6 +52,20 @@ environment() { # NAME KIND PHASE MAKE
     fi
     say_environment "$target" "$2"
     exec 8>&-
+}
+
+keep_code() {
+    has_code "$code" "$objects" && return 0
+    phase code
+    mkdir -p "$root/code/objects" || fail "$root/code cannot be made"
+    for object in $objects; do
+        kept=$root/code/objects/$object
+        if [ -e "$kept" ]; then continue; fi
+        [ "$(sha256sum "objects/$object" | cut -d ' ' -f 1)" = "$object" ] ||
+            fail "a file was changed while it was read: try again"
+        mv "objects/$object" "$kept" || fail "$kept cannot be written"
+    done
+    mv -f code.tar.gz "$root/code/$code.tar.gz" || fail "$root/code cannot be written"
 }
 
 describe='
@@ -79,9 +82,10 @@ export UV_CACHE_DIR="$platform/uv-cache" UV_NO_PROGRESS=1 UV_PYTHON_DOWNLOADS=ma
 # Where a company has certificates of its own, they are in the system's store and not in uv's.
 store=/etc/ssl/certs/ca-certificates.crt
 if [ -z "$SSL_CERT_FILE" ] && [ -s "$store" ]; then export SSL_CERT_FILE="$store"; fi
-find_uv
-find_python
 environment "$ours" ours skyward make_ours
 environment "$user" "user:$user" packages make_user
+keep_code
 make_folder "$folder" || exit 1
+unpack_code "$code" "$base/$folder" || fail "the code cannot be unpacked to $base/$folder"
+say unpacked ok
 say end ok

@@ -51,3 +51,40 @@ make_folder() { # NAME
     fi
     mkdir -p "$base/$1" && say folder "$base/$1"
 }
+
+has_code() { # NAME OBJECTS: is all of the user's code here?
+    [ -z "$1" ] && return 0
+    [ -s "$root/code/$1.tar.gz" ] || return 1
+    for object in $2; do
+        if [ ! -e "$root/code/objects/$object" ]; then return 1; fi
+    done
+}
+
+# A copy for this pool alone: its tasks may write there.
+unpack_code() { # NAME FOLDER
+    rm -rf "$2/code" "$2/unpacking" && mkdir "$2/unpacking" || return 1
+    if [ -n "$1" ]; then
+        touch "$root/code/$1.tar.gz"
+        tar -xzmf "$root/code/$1.tar.gz" -C "$2/unpacking" || return 1
+        while read -r object mode path; do
+            into=$2/unpacking/$path
+            touch "$root/code/objects/$object"
+            mkdir -p "${into%/*}" && cp --reflink=auto "$root/code/objects/$object" "$into" && chmod "$mode" "$into" ||
+                return 1
+        done <"$2/unpacking/.objects"
+    fi
+    mkdir -p "$2/unpacking/work" && mv "$2/unpacking" "$2/code"
+}
+
+# Which of the image's Debian packages are not installed.
+missing_apt() {
+    for package in $apt; do
+        version=
+        case $package in *=*) version=${package#*=} ;; esac
+        got=$(dpkg-query -W -f '${db:Status-Abbrev}${Version}' "${package%%[=/]*}" 2>/dev/null)
+        case $got in
+        ii*) [ -z "$version" ] || [ "${got#ii }" = "$version" ] || echo "$package" ;;
+        *) echo "$package" ;;
+        esac
+    done
+}

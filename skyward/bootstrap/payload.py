@@ -7,17 +7,18 @@ import io
 import re
 import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import BinaryIO
 
 from ..image import Image
+from .code import Code
 from .environments import Ours, Users, best_python, wanted_pythons
 from .probe import Facts
 from .uv import OLDEST_UV, client_uv, client_uv_version, packed_uv
 
-__all__ = ["LOADER", "Payload", "script"]
+__all__ = ["LOADER", "Payload", "code_variables", "script", "write_apt"]
 
 LOADER = """umask 077
 tmp=${XDG_CACHE_HOME:-$HOME/.cache}/skyward/tmp
@@ -30,15 +31,21 @@ _GRACE_S = 2.0
 """The script ends itself so much before its client gives up on it, and says why."""
 
 
-def script(name: str, variables: Mapping[str, str], functions: str = "") -> bytes:
-    """A script of this folder with these variables, as text for sh."""
+def script(names: tuple[str, ...], variables: Mapping[str, str], more: str = "") -> bytes:
+    """Scripts of this folder as one text for sh, with these variables; `more` goes ahead of the last one."""
     assigned = "".join(f"{variable}={shlex.quote(value)}\n" for variable, value in variables.items())
-    return (assigned + _text("node.sh") + functions + _text(name)).encode()
+    *first, last = (_text(name) for name in names)
+    return (assigned + "".join(first) + more + last).encode()
 
 
 @functools.cache
 def _text(name: str) -> str:
     return (files(__package__) / name).read_text()
+
+
+def write_apt(out: BinaryIO, packages: Sequence[str], limit_s: float) -> None:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        _add_task(archive, "apt.sh", {"apt": " ".join(packages)}, limit_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,30 +56,33 @@ class Payload:
     facts: Facts
     ours: Ours
     users: Users
+    code: Code | None
     folder: str
     limit_s: float
 
     def write(self, out: BinaryIO) -> None:
         """May block for seconds: see `packed_uv`."""
-        wheels, others = self.ours.contents(machine=self.facts.machine, libc=self.facts.libc)
+        has_all = self.facts.ours is not None and self.users.name in self.facts.users
         uv = self._uv()
         with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
-            if self.facts.ours is None:
-                for wheel in wheels:
-                    _add(archive, f"wheels/{wheel.filename}", wheel.content)
-                _add_lines(archive, "ours.txt", [*(f"./wheels/{wheel.filename}" for wheel in wheels), *others])
-            _add_lines(archive, "user.txt", self.users.requirements)
-            # A package that depends on one called skyward must not bring it: ours is on the path behind.
-            _add_lines(archive, "overrides.txt", ["skyward ; python_version < '0'"])
-            if not uv and (packed := self._packed_uv()):
-                archive.add(packed, "uv.gz")
-            limit_s = str(int(max(1.0, self.limit_s - _GRACE_S)))
-            _add(archive, "guard.sh", f"limit_s={limit_s}\n".encode() + script("guard.sh", {}))
-            _add(
-                archive,
-                "install.sh",
-                script("install.sh", {**self._variables(uv), "limit_s": limit_s}, self._exports()),
-            )
+            if not has_all:
+                self._add_environments(archive)
+                if not uv and (packed := self._packed_uv()):
+                    archive.add(packed, "uv.gz")
+            if self.code is not None:
+                _add(archive, "code.tar.gz", self.code.archive)
+                for digest in self.facts.missing_objects:
+                    archive.add(self.code.objects[digest], f"objects/{digest}")
+            _add_task(archive, "install.sh", self._variables(uv), self.limit_s, self._exports())
+
+    def _add_environments(self, archive: tarfile.TarFile) -> None:
+        wheels, others = self.ours.contents(machine=self.facts.machine, libc=self.facts.libc)
+        for wheel in wheels:
+            _add(archive, f"wheels/{wheel.filename}", wheel.content)
+        _add_lines(archive, "ours.txt", [*(f"./wheels/{wheel.filename}" for wheel in wheels), *others])
+        _add_lines(archive, "user.txt", self.users.requirements)
+        # A package that depends on one called skyward must not bring it: ours is on the path behind.
+        _add_lines(archive, "overrides.txt", ["skyward ; python_version < '0'"])
 
     def _variables(self, uv: str) -> dict[str, str]:
         return {
@@ -83,6 +93,7 @@ class Payload:
             "python": best_python(list(self.facts.pythons), self.image.python_version),
             "wanted_python": " ".join(wanted_pythons(self.image.python_version)),
             "folder": self.folder,
+            **code_variables(self.code),
         }
 
     def _exports(self) -> str:
@@ -100,6 +111,18 @@ class Payload:
         if uv is None:
             return None
         return packed_uv(uv, system=self.facts.system, machine=self.facts.machine, libc=self.facts.libc)
+
+
+def code_variables(code: Code | None) -> dict[str, str]:
+    return {"code": code.name if code else "", "objects": " ".join(code.objects) if code else ""}
+
+
+def _add_task(
+    archive: tarfile.TarFile, name: str, variables: Mapping[str, str], limit_s: float, more: str = ""
+) -> None:
+    limit = {"limit_s": str(int(max(1.0, limit_s - _GRACE_S)))}
+    _add(archive, "guard.sh", script(("guard.sh",), limit))
+    _add(archive, "task.sh", script(("node.sh", "task.sh", name), {**variables, **limit}, more))
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -13,8 +13,9 @@ from typing import BinaryIO
 
 from ..events import Emit
 from ..image import Image
+from .code import Code
 from .environments import ours_for, users_for
-from .payload import LOADER, Payload, script
+from .payload import LOADER, Payload, code_variables, script, write_apt
 from .phases import Phases
 from .probe import Facts, read_facts
 from .runner import Completed, Runner, text_of
@@ -61,39 +62,65 @@ class Ready:
     python_version: str
 
 
-def prepare(run: Runner, image: Image, *, emit: Emit, node: int, folder: str, deadline: float | None = None) -> Ready:
+def prepare(
+    run: Runner,
+    image: Image,
+    *,
+    emit: Emit,
+    node: int,
+    folder: str,
+    code: Code | None = None,
+    deadline: float | None = None,
+) -> Ready:
     """Make a machine ready for an agent of this pool. Blocks; cancelled by an exception in this thread.
 
-    `folder` is the name of the pool's folder there; `deadline` is by time.monotonic(), by default
-    `image.bootstrap_timeout_s` from now. May be called again after any failure, and goes on where it was; several
-    pools may prepare one machine at a time. Raises UsageError, BootstrapFailed, and what `run` raises when the link
-    is lost.
+    `folder` is the name of the pool's folder there; `code` is what `gather` has found, once for all nodes;
+    `deadline` is by time.monotonic(), by default `image.bootstrap_timeout_s` from now. May be called again after any
+    failure, and goes on where it was; several pools may prepare one machine at a time. Raises UsageError,
+    BootstrapFailed, and what `run` raises when the link is lost.
     """
-    return _Bootstrap(run, image, emit, node, folder, deadline).go()
+    return _Bootstrap(run, image, emit, node, folder, code, deadline).go()
 
 
 class _Bootstrap:
-    def __init__(self, run: Runner, image: Image, emit: Emit, node: int, folder: str, deadline: float | None) -> None:
+    def __init__(
+        self,
+        run: Runner,
+        image: Image,
+        emit: Emit,
+        node: int,
+        folder: str,
+        code: Code | None,
+        deadline: float | None,
+    ) -> None:
         self._run = run
         self._image = image
         self._phases = Phases(emit, node, _masked)
         self._folder = folder
+        self._code = code
         self._deadline = time.monotonic() + image.bootstrap_timeout_s if deadline is None else deadline
         self._ours = ours_for(image)
         self._users = users_for(image)
 
     def go(self) -> Ready:
         facts = self._probe()
+        if facts.missing_apt:
+            self._install_apt(facts.missing_apt)
+            facts = self._probe()
         self._check_variables(facts)
         self._users = users_for(self._image, facts.variables)
         if facts.folder and self._users.name not in facts.users:
             facts = self._probe()  # the environment that it found was of other values
-        if facts.ours and self._users.name in facts.users:
-            for phase in ("python", "skyward", "packages"):
+        if facts.ours and self._users.name in facts.users and facts.is_unpacked:
+            for phase in self._all_phases():
                 self._phases.ready(phase)
         else:
             facts = self._install(facts)
         return self._ready(facts)
+
+    def _all_phases(self) -> list[str]:
+        apt, code = ["apt"] if self._image.apt else [], ["code"] if self._code else []
+        return [*apt, "python", "skyward", "packages", *code]
 
     def _check_variables(self, facts: Facts) -> None:
         for name, code in facts.failed_variables.items():
@@ -121,11 +148,13 @@ class _Bootstrap:
             "minor": ".".join(self._image.python_version.split(".")[:2]),
             "uv_version": client_uv_version(),
             "folder": self._folder,
+            "apt": " ".join(self._image.apt),
+            **code_variables(self._code),
         }
         evaluate = "".join(
             f"variable {name} {shlex.quote(command)}\n" for name, command in self._image.shell_vars.items()
         )
-        text = script("probe.sh", variables, f"eval_vars() {{\n:\n{evaluate}}}\n")
+        text = script(("node.sh", "probe.sh"), variables, f"eval_vars() {{\n:\n{evaluate}}}\n")
         done = self._call("exec sh -s", io.BytesIO(text), min(_PROBE_LIMIT_S, self._left_s()))
         facts = read_facts(text_of(done.stdout).splitlines())
         if facts.problem:
@@ -136,13 +165,34 @@ class _Bootstrap:
         self._phases.end()
         return facts
 
+    def _install_apt(self, packages: tuple[str, ...]) -> None:
+        self._phases.start("apt", " ".join(packages))
+        with tempfile.TemporaryFile() as payload:
+            write_apt(payload, self._image.apt, self._left_s())
+            self._run_task(payload)
+
     def _install(self, before: Facts) -> Facts:
+        self._phases.start("upload")
+        with tempfile.TemporaryFile() as payload:
+            Payload(
+                image=self._image,
+                facts=before,
+                ours=self._ours,
+                users=self._users,
+                code=self._code,
+                folder=self._folder,
+                limit_s=self._left_s(),
+            ).write(payload)
+            return before.updated(self._run_task(payload))
+
+    def _run_task(self, payload: BinaryIO) -> Facts:
         lines: list[str] = []
 
         def on_line(line: str) -> None:
             name, _, text = line[1:].partition(" ") if line.startswith("\1") else ("", "", "")
             if name == "phase":
-                self._phases.start(text)
+                if text != self._phases.name:
+                    self._phases.start(text)
             elif name == "ready":
                 self._phases.end()
                 self._phases.ready(text)
@@ -151,28 +201,18 @@ class _Bootstrap:
             else:
                 self._phases.output(line)
 
-        self._phases.start("upload")
-        with tempfile.TemporaryFile() as payload:
-            Payload(
-                image=self._image,
-                facts=before,
-                ours=self._ours,
-                users=self._users,
-                folder=self._folder,
-                limit_s=self._left_s(),
-            ).write(payload)
-            payload.seek(0)
-            done = self._call(f"exec sh -c {shlex.quote(LOADER)}", payload, self._left_s(), on_line)
-        after = read_facts(lines)
-        if after.problem:
-            raise self._phases.fail(after.problem, _advice(self._phases))
+        payload.seek(0)
+        done = self._call(f"exec sh -c {shlex.quote(LOADER)}", payload, self._left_s(), on_line)
+        told = read_facts(lines)
+        if told.problem:
+            raise self._phases.fail(told.problem, _advice(self._phases))
         if done.code == _TIME_IS_UP:
             raise self._phases.fail("the time is up", self._advice_on_time())
-        if not after.is_whole:
+        if not told.is_whole:
             self._phases.output(text_of(done.stderr))
             raise self._phases.fail(f"ended with code {done.code}", _advice(self._phases))
         self._phases.end()
-        return before.updated(after)
+        return told
 
     def _call(
         self, command: str, payload: BinaryIO, timeout_s: float, on_line: Callable[[str], None] | None = None
@@ -191,13 +231,14 @@ class _Bootstrap:
         environment.update(facts.variables)
         environment.update(self._image.env)
         assert ours is not None
+        code, local = f"{facts.folder}/code", self._code.path if self._code else ()
         return Ready(
             python=users.python,
-            path=tuple(dict.fromkeys((*users.path, *ours.path))),
+            path=tuple(dict.fromkeys((*(f"{code}/{folder}" for folder in local), *users.path, *ours.path))),
             agent_python=ours.python,
             agent_path=ours.path,
             env=tuple(environment.items()),
-            cwd=f"{facts.folder}/code",
+            cwd=f"{code}/{self._code.cwd if self._code else 'work'}",
             folder=facts.folder,
             cores=facts.cores,
             memory_gib=facts.memory_gib,

@@ -40,6 +40,11 @@ class Facts:
     """(version, path)"""
     pythons: tuple[tuple[str, str], ...] = ()
     """(version, path); CPython only."""
+    missing_objects: tuple[str, ...] = ()
+    """Of the user's code."""
+    missing_apt: tuple[str, ...] = ()
+    is_unpacked: bool = False
+    """The user's code is in the pool's folder."""
     variables: dict[str, str] = field(default_factory=dict)
     failed_variables: dict[str, int] = field(default_factory=dict)
     """Exit codes."""
@@ -64,6 +69,7 @@ def read_facts(lines: Iterable[str]) -> Facts:
     users: dict[str, Environment] = {}
     variables: dict[str, str] = {}
     failed: dict[str, int] = {}
+    missing: list[str] = []
     found: dict[str, list[tuple[str, str]]] = {"uv": [], "python": []}
     for line in lines:
         if not line.startswith(_MARK):
@@ -77,6 +83,8 @@ def read_facts(lines: Iterable[str]) -> Facts:
             variables[rest] = value.replace(_NEWLINE, "\n")
             if code != "0" or not value:
                 failed[rest] = int(code)
+        elif kind == "missing":
+            missing.append(text)
         elif kind == "uv":
             version, path = text.split(" ", 1)
             found[kind].append((version, path))
@@ -99,6 +107,9 @@ def read_facts(lines: Iterable[str]) -> Facts:
         users=users,
         uvs=tuple(found["uv"]),
         pythons=tuple(found["python"]),
+        missing_objects=tuple(missing),
+        missing_apt=tuple(plain.get("apt", "").split()),
+        is_unpacked="unpacked" in plain,
         variables=variables,
         failed_variables=failed,
         environ=_environ(plain.get("environ", "")),

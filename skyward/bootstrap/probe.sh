@@ -1,5 +1,6 @@
 # Finds out everything about a node in one go, changing nothing but the time of last use of what is there.
-# From the client: ours, user (names of environments), minor (of Python), uv_version, folder (of this pool's node), eval_vars.
+# From the client: ours, user (names of environments), minor (of Python), uv_version, folder (of this pool's node), eval_vars,
+# code and objects (names of what the user's code is in), apt.
 say system "$system"
 say machine "$machine"
 say libc "$libc"
@@ -25,8 +26,18 @@ for each in "$platform/$user"*; do
 done
 [ -n "$found" ] || is_cold=1
 
+has_code "$code" "$objects" || is_cold=1
+for object in $objects; do
+    [ -e "$root/code/objects/$object" ] || say missing "$object"
+done
+missing=$(missing_apt | tr '\n' ' ')
+if [ -n "$missing" ]; then
+    is_cold=1
+    say apt "$missing"
+fi
+
 if [ -z "$is_cold" ]; then
-    make_folder "$folder"
+    make_folder "$folder" && if unpack_code "$code" "$base/$folder"; then say unpacked ok; fi
 else
     for uv in "$platform/uv-$uv_version" "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv" "$(command -v uv)"; do
         if [ -x "$uv" ] && version=$("$uv" --version 2>/dev/null); then

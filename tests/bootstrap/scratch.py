@@ -32,6 +32,8 @@ class ScratchNode:
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+    """Bytes of input, for each command."""
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
@@ -71,6 +73,7 @@ class ScratchNode:
     ) -> Done:
         self.commands.append(command)
         data = input if isinstance(input, bytes) or input is None else input.read()
+        self.sent.append(len(data or b""))
         with tempfile.TemporaryFile() as fed, tempfile.TemporaryFile() as errors:
             fed.write(data or b"")
             fed.seek(0)

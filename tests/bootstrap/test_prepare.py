@@ -180,13 +180,18 @@ def test_an_index_s_password_is_in_no_argument_and_no_message(scratch: ScratchNo
 def test_two_pools_prepare_one_machine_at_once(scratch: ScratchNode, index: Index) -> None:
     image = Image(pip=["beta"], pip_index_url=index.url)
     made: list[Ready] = []
-    threads = [threading.Thread(target=lambda: made.append(make_ready(scratch, image))) for _ in range(3)]
+
+    def make(pool: int) -> None:
+        made.append(prepare(scratch, image, emit=ignore, node=0, folder=f"test-0/{pool}"))
+
+    threads = [threading.Thread(target=make, args=[pool]) for pool in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(made) == 3
-    assert len(set(made)) == 1
+    assert len({ready.python for ready in made}) == 1
+    assert len({ready.folder for ready in made}) == 3
     assert run_slot(scratch, made[0], "import beta; print('ok')") == "ok"
 
 

@@ -1,0 +1,79 @@
+"""Which folders hold modules of the user's own: on sys.path, and neither Python's nor installed from an index."""
+
+from __future__ import annotations
+
+import os
+import site
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["Root", "local_roots"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Root:
+    """A folder whose modules travel. `only`: the top-level names that do; None: all."""
+
+    folder: str
+    only: frozenset[str] | None = None
+
+    def has(self, path: str) -> bool:
+        """Whether a file or folder below it may travel. A checkout of skyward may not: ours would be hidden by it."""
+        top = os.path.relpath(path, self.folder).partition(os.sep)[0].partition(".")[0]
+        return top != "skyward" and (self.only is None or top in self.only)
+
+
+def local_roots(path: Iterable[str], cwd: str, modules: Mapping[str, object]) -> list[Root]:
+    """The roots on a sys.path, in its order, then the packages that are installed editable.
+
+    A folder that holds far more than a project, such as the home folder, gives only what is imported already and its
+    own modules.
+    """
+    roots: dict[str, Root] = {}
+    for entry in path:
+        folder = os.path.realpath(os.path.join(cwd, entry))
+        if os.path.isdir(folder) and folder not in roots and not _is_installed(folder):
+            roots[folder] = Root(folder=folder, only=_loaded_from(folder, modules) if _is_broad(folder) else None)
+    for name, where in _editable(modules).items():
+        folder, top = os.path.dirname(os.path.realpath(where)), name.partition(".")[0]
+        if folder not in roots and not _is_installed(folder):
+            roots[folder] = Root(folder=folder, only=frozenset({top}))
+    return list(roots.values())
+
+
+def _is_installed(folder: str) -> bool:
+    parts = folder.split(os.sep)
+    if "site-packages" in parts or "dist-packages" in parts:
+        return True
+    pythons = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    pythons |= {os.path.dirname(os.__file__), site.getusersitepackages()}
+    return any(folder == at or folder.startswith(at + os.sep) for at in map(os.path.realpath, filter(None, pythons)))
+
+
+def _is_broad(folder: str) -> bool:
+    home = os.path.realpath(os.path.expanduser("~"))
+    temporary = os.path.realpath(tempfile.gettempdir())
+    return folder in (home, temporary, "/tmp", "/var/tmp") or home.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _loaded_from(folder: str, modules: Mapping[str, object]) -> frozenset[str]:
+    names = {name[:-3] for name in os.listdir(folder) if name.endswith(".py")}
+    for name, module in list(modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and "." not in name:
+            path = os.path.realpath(file)
+            at = os.path.dirname(os.path.dirname(path) if os.path.basename(path).startswith("__init__.") else path)
+            names |= {name} if at == folder else set()
+    return frozenset(names)
+
+
+def _editable(modules: Mapping[str, object]) -> dict[str, str]:
+    """Packages that an import hook of setuptools finds, and where. Source: setuptools/command/editable_wheel.py."""
+    found: dict[str, str] = {}
+    for name, module in list(modules.items()):
+        mapping = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
+        if isinstance(mapping, dict):
+            found.update({str(package): str(where) for package, where in mapping.items()})
+    return found

@@ -1,0 +1,80 @@
+"""Rules of .gitignore mean what they mean to git."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from skyward.bootstrap.ignore import Rules, rules_above, rules_in
+
+PATHS = (
+    "a.pyc",
+    "keep.pyc",
+    "build/x.py",
+    "src/build/x.py",
+    "src/data/deep/x.csv",
+    "src/data/x.csv",
+    "doc/a/b/c.txt",
+    "doc/c.txt",
+    "one[1].txt",
+    "one1.txt",
+    "space .txt",
+    "hash#",
+    "!bang",
+    "x/y/z",
+    "x/z",
+    "log.txt",
+    "sub/log.txt",
+)
+RULES = (
+    "*.pyc\n!keep.pyc",
+    "build/",
+    "/build",
+    "src/data",
+    "data/*.csv",
+    "**/data",
+    "doc/**/c.txt",
+    "doc/**",
+    "one[0-9].txt",
+    "one[!0-9]*",
+    r"\!bang",
+    "# hash",
+    "x/**/z",
+    "/log.txt",
+    "log.???",
+    "*\n!src/\n!src/data/",
+)
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_what_git_ignores_is_ignored(tmp_path: Path, rules: str) -> None:
+    for path in PATHS:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    (tmp_path / ".gitignore").write_text(rules)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    asked = subprocess.run(
+        ["git", "-C", str(tmp_path), "check-ignore", "--no-index", *PATHS], capture_output=True, text=True, check=False
+    )
+    ours = Rules.parse(str(tmp_path), rules.splitlines())
+    found = []
+    for path in PATHS:
+        steps = [*reversed(Path(path).parents[:-1]), Path(path)]  # a folder that is ignored is not gone into
+        if any(ours.verdict(str(tmp_path / step), is_folder=str(step) != path) for step in steps):
+            found.append(path)
+    assert found == asked.stdout.splitlines()
+
+
+def test_rules_of_folders_above_count_up_to_the_repository(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("too-far")
+    project = tmp_path / "project"
+    (project / "src" / "package").mkdir(parents=True)
+    (project / ".git").mkdir()
+    (project / ".gitignore").write_text("*.tmp")
+    (project / "src" / ".gitignore").write_text("*.log")
+    above = rules_above(str(project / "src" / "package"))
+    assert [rules.folder for rules in above] == [str(project), str(project / "src")]
+    assert rules_in(str(project / "src" / "package")) == []
+    assert rules_above(str(tmp_path)) == []
