@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from .errors import UsageError
-from .events import Event, EventsDropped
+from .events import Emit, Event, EventsDropped
 
 __all__ = ["Announcer", "EventStream"]
 
@@ -105,21 +105,29 @@ class Announcer:
         self._on_heard = on_heard
         self._lock = threading.Lock()
         self._streams: tuple[weakref.ref[EventStream], ...] = ()
+        self._own: tuple[Emit, ...] = ()
         self._thread: threading.Thread | None = None
 
     @property
     def is_heard(self) -> bool:
-        """Whether anybody listens. What is told often is made only then."""
+        """Whether any reader listens. What is told often is made only then."""
         return bool(self._streams)
 
     def emit(self, event: Event) -> None:
         """An `Emit`."""
+        for own in self._own:
+            own(event)
         for reference in self._streams:
             stream = reference()
             if stream is None or stream.is_closed:
                 self._drop_gone()
             else:
                 stream.put(event)
+
+    def attach(self, emit: Emit) -> None:
+        """Tell this too, until the pool is closed. For parts of ours that are quick, and do without single calls."""
+        with self._lock:
+            self._own = (*self._own, emit)
 
     def listen(self, limit: int = _LIMIT) -> EventStream:
         """Another reader, from now on."""
@@ -153,7 +161,7 @@ class Announcer:
     def close(self) -> None:
         """The pool is closed: every stream ends, and `on_event` is told what it was not told yet. Idempotent."""
         with self._lock:
-            streams, self._streams = self._streams, ()
+            streams, self._streams, self._own = self._streams, (), ()
             thread, self._thread = self._thread, None
         for reference in streams:
             stream = reference()

@@ -26,12 +26,20 @@ def printer() -> LogSink:
         origin = f"node {line.node}" if line.rank is None else f"node {line.node} rank {line.rank}"
         stream = sys.stdout if line.stream == "stdout" else sys.stderr
         try:
-            stream.write(f"[{origin}] {line.text}\n")
+            begin, end = ("\x1b[2m", "\x1b[0m") if shows_colour(stream) else ("", "")
+            stream.write(f"{begin}[{origin}]{end} {line.text}\n")
             stream.flush()
-        except (OSError, ValueError):
+        except (OSError, ValueError, AttributeError):
             return  # closed by the user; there is nowhere to say so
 
     return show
+
+
+def shows_colour(stream: TextIO) -> bool:
+    """Whether it is a terminal that shows faint text as such, and nobody said no (see no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("", "dumb"):
+        return False
+    return stream.isatty()
 
 
 class LogFiles:

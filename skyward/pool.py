@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import itertools
 import os
+import re
 import sys
 import threading
 import time
@@ -37,6 +38,8 @@ from .cluster.keeper import Keeper
 from .cluster.link import ask_to_end
 from .cluster.tasks import SendAgain
 from .config import pool_fields
+from .console.console import Console, open_console
+from .console.panel import Counts
 from .dispatch import Dispatch, refuse_gang_options
 from .errors import ArgumentNotPicklable, PoolClosed, UsageError
 from .events import Event, PoolReady, PoolStarted
@@ -57,6 +60,7 @@ __all__ = ["ComputePool"]
 T = TypeVar("T")
 
 _MAX_REPLACEMENTS = 16
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
 _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
 _ASK_S = 10.0
@@ -95,6 +99,10 @@ class ComputePool:
         provision_timeout_s: seconds that machines may take to come up, > 0.
         on_event: called with each event of the pool (see `skyward.events`), in order, by a thread of ours. What it
             raises is reported once and harms nothing.
+        console: what is shown on standard error. None: on a terminal a few lines at its bottom that follow the nodes,
+            plain lines elsewhere, a line in a notebook; of `sky.Local()`, which starts in a moment, only what goes
+            wrong, and on a terminal the lines after a second. True: all of it, always. False: nothing.
+        name: what `skyward ls`, `logs`, `ssh` and `down` call it: letters, digits, "-", "_" and ".".
 
     Raises:
         UsageError: a field is out of its range; the message names it.
@@ -110,7 +118,7 @@ class ComputePool:
         42
     """
 
-    def __init__(  # noqa: C901, PLR0913, PLR0915  # keyword-only options, checked one by one
+    def __init__(  # noqa: C901, PLR0912, PLR0913, PLR0915  # keyword-only options, checked one by one
         self,
         provider: Provider,
         *,
@@ -133,6 +141,8 @@ class ComputePool:
         cancel_grace_s: float = 3.0,
         provision_timeout_s: float = 300.0,
         on_event: Callable[[Event], object] | None = None,
+        console: bool | None = None,
+        name: str | None = None,
         **aliases: Any,
     ) -> None:
         if aliases:
@@ -167,6 +177,10 @@ class ComputePool:
             raise UsageError(f"cancel_grace_s: {cancel_grace_s!r}; it is a number of seconds >= 0")
         if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
             raise UsageError(f"preload: {preload!r}; it is a list of names of modules")
+        if console not in (None, True, False):
+            raise UsageError(f"console: {console!r}; it is True, False or None")
+        if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise UsageError(f"name: {name!r}; it is 1 to 60 letters, digits, '-', '_' and '.', a letter first")
         validate_allocation(allocation)
         self.provider = provider
         self.nodes = nodes
@@ -190,7 +204,11 @@ class ComputePool:
         )
         self._sink: LogSink | None = printer() if logs is True else logs if callable(logs) else None
         self._initializer = None if initializer is None else (initializer, tuple(initargs))
-        self._name = f"pool-{uuid.uuid4().hex[:8]}"
+        self._label = name or ""
+        # Part of the path of sockets, which is short.
+        self._name = f"{(name or 'pool')[:15]}-{uuid.uuid4().hex[:8]}"
+        self._wants_console = console
+        self._console: Console | None = None
         self._lock = threading.Lock()
         self._engine: DirectEngine | None = None
         self._dispatch: Dispatch | None = None
@@ -262,6 +280,7 @@ class ComputePool:
             if self._engine is not None:
                 raise UsageError(f"{self!r} is open already")
             self._warn_unused()
+            self._open_console()
             self._announcer.open()
             self._began_at = time.monotonic()
             self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self.nodes))
@@ -284,10 +303,12 @@ class ComputePool:
                 try:
                     self._tear_down(engine)
                 finally:
-                    self._say_closed(f"{type(error).__name__}: {error}")
+                    self._say_closed(_in_words(error))
                 raise
             self._engine = engine
             self._on_heard(self._announcer.is_heard)
+            if self._console is not None and self._console.wants_usage:
+                engine.ask_usage(_USAGE_S)
             self._emit(PoolReady(pool=self._name, seconds=time.monotonic() - self._began_at))
             self._dispatch = Dispatch(engine, self._default_timeout_s)
         push_active(self)
@@ -323,7 +344,19 @@ class ComputePool:
     def _say_closed(self, reason: str = "") -> None:
         seconds = time.monotonic() - self._began_at
         self._emit(ClosedEvent(pool=self._name, seconds=seconds, reason=reason))
+        console, self._console = self._console, None
+        if console is not None and self._owner == os.getpid():
+            console.close()
         self._announcer.close()
+
+    def _open_console(self) -> None:
+        is_quick = self.provider.shares_files and not self.provider.is_rented
+        this = weakref.ref(self)
+        self._console = open_console(
+            self._wants_console, name=self._label or self._name, is_quick=is_quick, counts=lambda: _counts(this())
+        )
+        if self._console is not None:
+            self._announcer.attach(self._console.emit)
 
     def _tear_down(self, engine: DirectEngine) -> None:
         if self._owner != os.getpid():
@@ -578,6 +611,19 @@ class ComputePool:
         """A standard `concurrent.futures.Executor` on this pool."""
         self._running()
         return PoolExecutor(self)
+
+
+def _counts(pool: ComputePool | None) -> Counts | None:
+    engine = None if pool is None else pool._engine
+    if pool is None or engine is None:
+        return None
+    now = engine.counts()
+    return Counts(slots=pool.total_slots, busy=now.busy, queued=now.queued, ended=now.ended, failed=now.failed)
+
+
+def _in_words(error: BaseException) -> str:
+    name = type(error).__name__
+    return f"{name}: {error}" if str(error) else "interrupted" if isinstance(error, KeyboardInterrupt) else name
 
 
 def _call(method: Callable[[bool], None] | None, value: bool) -> None:

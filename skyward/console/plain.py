@@ -1,0 +1,85 @@
+"""A pool in plain lines: its start, each phase once all nodes are through it, ready, what fails, its end."""
+
+from __future__ import annotations
+
+from .. import events as told
+from .state import PoolState
+from .words import duration, printable, usd
+
+__all__ = ["PlainLines"]
+
+
+class PlainLines:
+    """Lines for a log file or a pipe. `is_quiet`: only what goes wrong, for pools that start in a moment."""
+
+    def __init__(self, name: str, *, is_quiet: bool) -> None:
+        self._state = PoolState(name)
+        self._is_quiet = is_quiet
+        self._ended: dict[str, dict[int, told.PhaseEnded]] = {}
+
+    def take(self, event: told.Event) -> list[str]:
+        """What there is to say of it."""
+        self._state.take(event)
+        text = self._failure(event) or ("" if self._is_quiet else self._progress(event))
+        return [f"skyward: {self._state.name}: {text}"] if text else []
+
+    def _failure(self, event: told.Event) -> str:
+        match event:
+            case told.PhaseFailed():
+                what = f"{event.phase} failed after {duration(event.seconds)}"
+                return f"node {event.node}: {what}: {printable(event.reason)}"
+            case told.NodeLost():
+                why = f": {printable(event.reason)}" if event.reason else ""
+                then = "; another one is being made" if event.will_be_replaced else "; nothing takes its place"
+                return f"node {event.node} was lost{why}{then}"
+            case told.NodeReplaced():
+                return f"node {event.node} was replaced after {duration(event.seconds)}"
+            case told.LinkLost():
+                why = f" ({printable(event.reason)})" if event.reason else ""
+                return f"node {event.node}: the connection is cut{why}; it is being made again"
+            case told.LinkRestored():
+                return f"node {event.node}: the connection stands again after {duration(event.seconds)}"
+            case told.BudgetWarning():
+                return (
+                    f"{usd(event.spent_usd)} of the budget of {usd(event.budget_usd)} are spent; "
+                    f"the pool is closed in {duration(event.seconds_left)}"
+                )
+            case told.PoolClosed() if event.reason:
+                return f"closed after {duration(event.seconds)}: {printable(event.reason)}"
+        return ""
+
+    def _progress(self, event: told.Event) -> str:
+        match event:
+            case told.PoolStarted():
+                return f"starting {_nodes(event.nodes)} on {event.provider}"
+            case told.InstanceLaunched():
+                kind = f"{event.instance_type}{' (spot)' if event.is_spot else ''}"
+                return f"node {event.node}: {kind} {event.instance}, {usd(event.price_usd_per_hour)} per hour"
+            case told.PhaseEnded():
+                return self._phase(event)
+            case told.PoolReady():
+                price = self._state.price_usd_per_hour
+                cost = f", {usd(price)} per hour" if price else ""
+                return f"ready after {duration(event.seconds)}: {_nodes(len(self._state.nodes))}{cost}"
+            case told.PoolClosed():
+                spent = self._state.spent_usd(event.at)
+                cost = f", cost {usd(spent)} by the prices of its offers" if spent else ""
+                return f"closed after {duration(event.seconds)}{cost}"
+        return ""
+
+    def _phase(self, event: told.PhaseEnded) -> str:
+        """One line for all nodes: sixty-four of them would else say six times sixty-four."""
+        ended = self._ended.setdefault(event.phase, {})
+        ended[event.node] = event
+        if len(ended) < len(self._state.nodes):
+            return ""
+        del self._ended[event.phase]
+        if all(one.was_ready for one in ended.values()):
+            return f"{event.phase}: there already"
+        slowest = max(ended.values(), key=lambda one: one.seconds)
+        which = f" (node {slowest.node}, the slowest)" if len(ended) > 1 else ""
+        return f"{event.phase}: {duration(slowest.seconds)}{which}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

@@ -1,0 +1,239 @@
+"""Lines that stay at the bottom of a terminal while everything else scrolls above them.
+
+The terminal itself does it: the upper rows are made its scrolling region (DECSTBM), and the lines are painted below
+that, each time in one write that ends with the cursor back where it was. So nothing of the program's has to go through
+us: what it prints, what C code and subprocesses of it print, `input()` and a debugger stay whole. The alternative, to
+erase the lines before each print and draw them again, would mean to replace sys.stdout, and tear what C code prints.
+
+What it cannot do: a full-screen program (an editor) started meanwhile is painted into, and Ctrl-Z leaves the region
+set until the program goes on.
+
+Whatever ends this process, a small `sh` beside it sees the end of a pipe and gives the terminal back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import ClassVar
+
+__all__ = ["Terminal", "fits"]
+
+_PAINT_S = 0.125
+_REPAINT_S = 2.0
+"""Seconds after which every line is painted again: something may have wiped them."""
+_AWAY_S = 3.0
+"""Seconds without a look after which this program was stopped: a shell has used the terminal meanwhile."""
+_LEAST_ROWS, _LEAST_COLUMNS = 10, 40
+_CHUNK = 1800
+"""Bytes. A terminal takes up to 2048 in one piece; between two pieces others may write."""
+
+_SAVE, _RESTORE, _WHOLE_SCREEN = "\x1b7", "\x1b8", "\x1b[r"
+_GIVE_BACK = f"{_SAVE}{_WHOLE_SCREEN}{_RESTORE}\x1b[J"
+_GUARD = f"""
+trap "" HUP INT QUIT TERM TSTP TTOU
+IFS= read -r said || printf %s '{_GIVE_BACK}'
+"""
+
+Lines = Callable[[int, int], list[str]]
+"""(width, most rows) -> lines, none wider than that. Called by the painting thread."""
+
+
+def fits(fd: int) -> bool:
+    """Whether the terminal is large enough to give lines away."""
+    try:
+        size = os.get_terminal_size(fd)
+    except OSError:
+        return False
+    return size.lines >= _LEAST_ROWS and size.columns >= _LEAST_COLUMNS
+
+
+class Terminal:
+    """The bottom of one terminal. Thread-safe; several may add lines, which stand one below the other."""
+
+    _of_fd: ClassVar[weakref.WeakValueDictionary[int, Terminal]] = weakref.WeakValueDictionary()
+    _lock_of_all: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.RLock()
+        self._parts: list[Lines] = []
+        self._shown: list[str] = []
+        self._size = os.terminal_size((0, 0))
+        self._height = 0
+        self._painted_at = 0.0
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._looked_at = 0.0
+        self._owner = os.getpid()
+
+    @classmethod
+    def at(cls, fd: int) -> Terminal:
+        """The one of that descriptor: two pools share it."""
+        with cls._lock_of_all:
+            found = cls._of_fd.get(fd)
+            if found is None or found._owner != os.getpid():
+                found = cls._of_fd[fd] = Terminal(fd)
+            return found
+
+    def add(self, lines: Lines) -> None:
+        """Show these lines too, about eight times a second, until they are removed."""
+        with self._lock:
+            self._parts.append(lines)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="skyward-console", daemon=True)
+                self._thread.start()
+
+    def remove(self, lines: Lines) -> None:
+        """With the last ones the terminal is as it was. Idempotent."""
+        with self._lock:
+            if lines in self._parts:
+                self._parts.remove(lines)
+            if self._owner == os.getpid():
+                self._paint()
+
+    # Painting -------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._parts:
+                    self._thread = None
+                    return
+                try:
+                    self._paint()
+                except Exception:  # a bug of ours, or a terminal that is gone, must cost nobody more than the view
+                    self._parts.clear()
+                    with contextlib.suppress(OSError):
+                        self._give_back()
+                    self._thread = None
+                    return
+            time.sleep(_PAINT_S)
+
+    def _paint(self) -> None:
+        if not self._parts:
+            self._give_back()
+            return
+        now = time.monotonic()
+        was_away = now - self._looked_at > _AWAY_S
+        if not self._is_ours():
+            return
+        self._looked_at = now
+        size = os.get_terminal_size(self._fd)
+        if size.lines < _LEAST_ROWS or size.columns < _LEAST_COLUMNS:
+            self._give_back()
+            return
+        most = max(3, size.lines // 3 // len(self._parts))
+        # The last column stays free: writing there makes some terminals go to the next line.
+        lines = [line for part in self._parts for line in part(size.columns - 1, most)][: size.lines - 4]
+        if was_away or size != self._size or len(lines) != self._height:
+            self._take(size, len(lines), has_moved=was_away or size != self._size)
+        if now - self._painted_at > _REPAINT_S:
+            self._shown, self._painted_at = [], now
+        self._write_changes(lines)
+
+    def _is_ours(self) -> bool:
+        """Whether the terminal is in the foreground for us; a stopped job must not paint over the shell."""
+        try:
+            return os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:  # not our controlling terminal: nobody else's either
+            return True
+
+    def _write_changes(self, lines: list[str]) -> None:
+        first = self._size.lines - len(lines) + 1
+        piece = ""
+        for row, line in enumerate(lines):
+            if row < len(self._shown) and self._shown[row] == line:
+                continue
+            painted = f"\x1b[{first + row};1H\x1b[0m{line}\x1b[K"
+            if len((piece + painted).encode(errors="replace")) > _CHUNK:
+                self._write(f"{_SAVE}{piece}{_RESTORE}")
+                piece = ""
+            piece += painted
+        if piece:
+            self._write(f"{_SAVE}{piece}{_RESTORE}")
+        self._shown = lines
+
+    def _take(self, size: os.terminal_size, height: int, *, has_moved: bool) -> None:
+        """Make the rows above the last `height` the scrolling region, with the cursor in it."""
+        if self._guard is None:
+            self._guard = _start_guard(self._fd)
+        sequence = ""
+        if self._height:
+            # Nobody knows where the old lines are now, but below the cursor.
+            sequence += _GIVE_BACK if has_moved else self._blanks()
+        # Downwards and up again, without touching the column: the screen scrolls if there is too little room.
+        sequence += "\x1bD" * height + f"\x1b[{height}A"
+        sequence += f"{_SAVE}\x1b[1;{size.lines - height}r{_RESTORE}"
+        self._write(sequence)
+        self._size, self._height, self._shown = size, height, []
+
+    def _give_back(self) -> None:
+        if self._height:
+            same = os.get_terminal_size(self._fd) == self._size
+            self._write(self._blanks() if same else _GIVE_BACK)
+            self._height, self._shown = 0, []
+        if self._guard is not None:
+            guard, self._guard = self._guard, None
+            _end_guard(guard)
+
+    def _blanks(self) -> str:
+        """The whole screen scrolls again, and our lines are gone from it."""
+        first = self._size.lines - self._height + 1
+        rows = "".join(f"\x1b[{row};1H\x1b[0m\x1b[K" for row in range(first, self._size.lines + 1))
+        return f"{_SAVE}{_WHOLE_SCREEN}{rows}{_RESTORE}"
+
+    def _write(self, text: str) -> None:
+        data = text.encode(errors="replace")
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:  # the program has made it non-blocking
+                time.sleep(0.01)
+
+    def forget_in_child(self) -> None:
+        """After a fork: the terminal, and its guard, are the parent's."""
+        self._parts, self._height, self._thread, self._lock = [], 0, None, threading.RLock()
+        guard, self._guard = self._guard, None
+        if guard is not None and guard.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.close(guard.stdin.fileno())  # else the end of the parent would not be seen
+
+
+def _start_guard(fd: int) -> subprocess.Popen[bytes] | None:
+    try:
+        return subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            stdout=fd,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C, or a kill of our process group, is not for it
+        )
+    except OSError:
+        return None
+
+
+def _end_guard(guard: subprocess.Popen[bytes]) -> None:
+    assert guard.stdin is not None
+    with contextlib.suppress(OSError):
+        guard.stdin.write(b"done\n")
+        guard.stdin.close()
+    try:
+        guard.wait(2)
+    except subprocess.TimeoutExpired:
+        guard.kill()
+        guard.wait()
+
+
+def _forget_in_child() -> None:
+    for terminal in list(Terminal._of_fd.values()):
+        terminal.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

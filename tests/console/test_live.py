@@ -1,0 +1,192 @@
+"""The live view, on a real terminal: calm, whole, and gone without a trace whatever ends the program."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.console.on_a_terminal import Program
+
+RULE = "── demo ──"
+
+OPEN = """
+import os, signal, sys, time
+import skyward as sky
+
+@sky.compute
+def say(text):
+    print(text)
+    return text
+
+def wait_for_ever():
+    print("waiting")
+    sys.stdin.readline()
+
+with sky.ComputePool(sky.Local(), nodes=2, console=True, name="demo") as pool:
+"""
+
+
+def program(body: str, **how: object) -> Program:
+    code = OPEN + "\n".join(f"    {line}" for line in body.strip().splitlines()) + "\nprint('after')\n"
+    return Program(code, **how)  # type: ignore[arg-type]
+
+
+def assert_given_back(one: Program) -> None:
+    assert one.screen.region == (1, one.screen.rows)
+    assert not any(RULE in line or "slots busy" in line for line in one.screen.lines)
+
+
+def test_nodes_stand_at_the_bottom_while_output_scrolls_above_them_whole() -> None:
+    body = """
+for number in range(60):
+    print(f"mine {number} " + "x" * 60)
+    if number % 3 == 0:
+        say(f"theirs {number}") >> pool
+    if number % 20 == 0:
+        os.system(f"echo a shell {number}")
+        os.write(1, b"without Python\\n")
+        time.sleep(0.4)
+"""
+    with program(body) as one:
+        one.until_seen("after")
+        assert one.wait() == 0
+        assert_given_back(one)
+        seen = one.screen.all_lines
+        expected = []
+        for number in range(60):
+            expected.append(f"mine {number} " + "x" * 60)
+            if number % 3 == 0:
+                expected.append(f"theirs {number}")
+            if number % 20 == 0:
+                expected += [f"a shell {number}", "without Python"]
+        printed = [re.sub(r"^\[node \d\] ", "", line) for line in seen]
+        assert [line for line in printed if line in set(expected)] == expected
+        shown = [frame for frame in one.frames if any(RULE in line for line in frame)]
+        assert shown
+        for frame in shown:  # never elsewhere, never half of it
+            assert RULE in frame[-4], "\n".join(frame)
+            assert sum(RULE in line for line in frame) == 1
+            assert any(state in frame[-1] for state in ("slots busy", "waiting for", "closing"))
+            assert frame[-3].strip()
+
+
+def test_it_says_of_each_node_how_busy_it_is() -> None:
+    with program("wait_for_ever()") as one:
+        one.until_seen("mem ")
+        one.type(b"\n")
+        assert one.wait() == 0
+        assert any(
+            re.search(r"● +1 +ready .*cpu +\d+% [━─]+ +mem [\d.]+/\d+ GiB", line) for f in one.frames for line in f
+        )
+
+
+def test_a_prompt_and_what_is_typed_stay_whole() -> None:
+    with program("name = input('your name? ')\nprint('hello', name)") as one:
+        one.until_seen("slots busy")
+        one.until_seen("your name?")
+        one.type(b"Ada\n")
+        one.until_seen("hello Ada")
+        assert one.wait() == 0
+        assert "your name? Ada" in one.screen.all_lines
+
+
+def test_it_is_calm() -> None:
+    """At most eight times a second, and only what has changed."""
+    with program("time.sleep(4)") as one:
+        one.until_seen("slots busy")
+        begin, frames = len(one.output), len(one.frames)
+        one.until_seen("after")
+        one.wait()
+        assert len(one.frames) - frames < 4.5 * 8
+        assert len(one.output) - begin < 4 * 1500
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("raise ValueError('as it goes')", 1),
+        ("sys.exit(3)", 3),
+        ("os._exit(4)", 4),
+        ("os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(9)", -signal.SIGTERM),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+    ],
+)
+def test_the_terminal_is_given_back_however_the_program_ends(end: str, status: int) -> None:
+    with program(f"print('first')\nsys.stdin.readline()\n{end}") as one:
+        one.until_seen("slots busy")
+        one.type(b"\n")
+        assert one.wait() == status
+        assert_given_back(one)
+        assert "first" in one.screen.all_lines
+
+
+def test_ctrl_c_gives_the_terminal_back_before_the_traceback() -> None:
+    with program("wait_for_ever()") as one:
+        one.until_seen("slots busy")
+        one.type(b"\x03")
+        assert one.wait() in (1, -signal.SIGINT)
+        assert_given_back(one)
+        lines = one.screen.all_lines
+        assert "KeyboardInterrupt" in lines
+        assert "waiting" in lines
+
+
+def test_another_size_is_followed() -> None:
+    with program("wait_for_ever()", rows=24, columns=100) as one:
+        one.until_seen("slots busy")
+        for rows, columns in ((40, 120), (14, 60)):
+            one.resize(rows, columns)
+            one.until(lambda screen: RULE in screen.lines[-4] and screen.region == (1, screen.rows - 4))
+            assert sum(RULE in line for line in one.screen.lines) == 1
+            assert all(len(line) < columns for line in one.screen.lines[-4:])
+        one.resize(8, 60)  # too small to give lines away
+        one.until(lambda screen: screen.region == (1, 8))
+        one.type(b"\n")
+        assert one.wait() == 0
+        assert_given_back(one)
+
+
+def test_no_color_is_respected() -> None:
+    with program("time.sleep(1)", env={"NO_COLOR": "1"}) as one:
+        assert one.wait() == 0
+        assert any(RULE in line for frame in one.frames for line in frame)
+        assert not re.search(rb"\x1b\[[1-9][\d;]*m", one.output)
+
+
+def test_a_terminal_without_unicode_gets_none() -> None:
+    with program("time.sleep(3)", env={"PYTHONIOENCODING": "ascii"}) as one:
+        assert one.wait() == 0
+        assert any("-- demo -- local | 2 of 2 ready" in line for frame in one.frames for line in frame)
+        assert one.output.isascii()
+
+
+def test_a_dumb_terminal_gets_lines() -> None:
+    with program("say('x') >> pool", env={"TERM": "dumb"}) as one:
+        assert one.wait() == 0
+        assert b"\x1b" not in one.output
+        assert "skyward: demo: starting 2 nodes on local" in one.screen.all_lines
+        assert any(line.startswith("skyward: demo: ready after ") for line in one.screen.all_lines)
+
+
+def test_a_pool_that_is_over_in_a_moment_shows_nothing() -> None:
+    code = "import skyward as sky\nwith sky.ComputePool(sky.Local()) as pool:\n    print(4)\n"
+    with Program(code) as one:
+        assert one.wait() == 0
+        assert one.output == b"4\r\n"
+
+
+def test_two_pools_stand_one_below_the_other() -> None:
+    body = """
+with sky.ComputePool(sky.Local(), console=True, name="other") as other:
+    wait_for_ever()
+time.sleep(0.5)
+"""
+    with program(body) as one:
+        one.until(lambda screen: RULE in screen.lines[-7] and "── other ──" in screen.lines[-3])
+        one.type(b"\n")
+        one.until(lambda screen: RULE in screen.lines[-4] and not any("other ──" in line for line in screen.lines))
+        assert one.wait() == 0
+        assert_given_back(one)

@@ -1,0 +1,147 @@
+"""What the views say of the same events: a panel, plain lines, a line in a notebook."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from skyward import events
+from skyward.console.panel import Counts, Style, panel_lines, status_line
+from skyward.console.plain import PlainLines
+from skyward.console.state import PoolState
+from skyward.console.words import columns
+
+BARE = Style(has_colour=False)
+COUNTS = Counts(slots=8, busy=3, queued=1200, ended=5000, failed=2)
+
+
+def story() -> list[events.Event]:
+    """Two rented nodes: one ready after 40 s, one whose packages cannot be installed."""
+    return [
+        events.PoolStarted(at=1000.0, pool="train-1", provider="aws", nodes=2),
+        events.InstanceLaunched(
+            at=1001.0, node=0, instance="i-a", instance_type="g5.xlarge", price_usd_per_hour=1.2, is_spot=True
+        ),
+        events.InstanceLaunched(
+            at=1001.0, node=1, instance="i-b", instance_type="g5.xlarge", price_usd_per_hour=1.2, is_spot=True
+        ),
+        *(events.PhaseStarted(at=1001.0, node=n, phase="boot") for n in (0, 1)),
+        *(events.PhaseEnded(at=1030.0 + n, node=n, phase="boot", seconds=29.0 + n) for n in (0, 1)),
+        *(events.PhaseStarted(at=1031.0, node=n, phase="packages") for n in (0, 1)),
+        events.PhaseOutput(at=1032.0, node=1, phase="packages", text="Resolving\x1b[2J torch"),
+        events.PhaseEnded(at=1040.0, node=0, phase="packages", seconds=9.0),
+        events.NodeReady(at=1040.0, node=0, address="10.0.0.4"),
+    ]
+
+
+def after(*more: events.Event) -> PoolState:
+    pool = PoolState("train")
+    for event in [*story(), *more]:
+        pool.take(event)
+    return pool
+
+
+def shown(pool: PoolState, *, width: int = 100, height: int = 4, now: float = 1060.0, style: Style = BARE) -> list[str]:
+    return panel_lines(pool, COUNTS, width=width, height=height, now=now, style=style)
+
+
+def test_the_panel_says_where_each_node_is_and_for_how_long_and_what_it_costs() -> None:
+    title, first, second, calls = shown(after())
+    assert re.fullmatch(r"── train ── aws · 1 of 2 ready ─+ \$2.40/h · \$0.04 so far · 1:00 ──", title)
+    assert columns(title) == 100
+    assert first == "  ●  0  g5.xlarge"
+    assert second == "  ◐  1  packages 29 s  Resolving[2J torch"
+    assert calls == "       3 of 8 slots busy · 1,200 queued · 4,998 calls done · 2 failed"
+
+
+def test_it_says_how_busy_a_node_is_as_far_as_there_is_room() -> None:
+    gpu = events.DeviceUsage(index=0, busy=0.98, memory_used_gib=22.0, memory_gib=24.0)
+    pool = after(
+        events.NodeUsage(node=0, cpu=0.5, cores=4, memory_used_gib=3.2, memory_gib=16.0, devices=(gpu,)),
+    )
+    wide = shown(pool, width=110)[1]
+    assert "cpu  50% ━━━───  gpu  98% ━━━━━━  mem 3.2/16 GiB  gpu mem 22.0/24 GiB" in wide
+    for width in range(40, 110):
+        assert all(columns(line) <= width for line in shown(pool, width=width))
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 119])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    wide = PoolState("日本" * 40)
+    for event in story():
+        wide.take(event)
+    wide.take(events.PhaseFailed(node=1, phase="packages" * 9, seconds=3.0, reason="ではありません" * 30))
+    assert all(columns(line) <= width for line in shown(wide, width=width))
+
+
+def test_of_many_nodes_those_that_need_a_look_are_shown() -> None:
+    pool = PoolState("train")
+    pool.take(events.PoolStarted(at=0.0, pool="x", provider="aws", nodes=64))
+    for node in range(60):
+        pool.take(events.NodeReady(at=5.0, node=node))
+    pool.take(events.PhaseFailed(at=6.0, node=61, phase="boot", seconds=6.0, reason="no answer"))
+    lines = shown(pool, height=8, now=10.0)
+    assert len(lines) == 8
+    assert [line.split()[1] for line in lines[1:6]] == ["0", "60", "61", "62", "63"]
+    assert lines[6].strip() == "and 59 more, 59 of them ready"
+
+
+def test_losses_and_cut_links_are_seen() -> None:
+    pool = after(events.LinkLost(at=1050.0, node=0, reason="silent for 10 s"))
+    assert shown(pool)[1] == "  ◌  0  connection cut for 10 s  silent for 10 s"
+    pool.take(events.LinkRestored(at=1055.0, node=0, seconds=5.0))
+    assert shown(pool)[1] == "  ●  0  g5.xlarge"
+    pool.take(events.NodeLost(at=1056.0, node=0, reason="power"))
+    assert shown(pool)[1] == "  ✗  0  lost, 4 s ago  power"
+
+
+def test_money_is_counted_from_launch_to_the_end_of_each_machine() -> None:
+    pool = after(events.InstanceTerminated(at=1301.0, node=1, instance="i-b"))
+    assert pool.price_usd_per_hour == pytest.approx(1.2)
+    assert pool.spent_usd(1601.0) == pytest.approx(1.2 * 300 / 3600 + 1.2 * 600 / 3600)
+    pool.take(events.CostUpdated(at=1700.0, price_usd_per_hour=3.6, spent_usd=2.0))
+    assert pool.spent_usd(1800.0) == pytest.approx(2.1)
+
+
+def test_plain_lines_say_each_phase_once_for_all_nodes() -> None:
+    plain = PlainLines("train", is_quiet=False)
+    end = [
+        events.PhaseFailed(at=1050.0, node=1, phase="packages", seconds=19.0, reason="no torch\nfor this python"),
+        events.PoolClosed(at=1060.0, pool="train-1", seconds=60.0, reason="BootstrapFailed: node 1"),
+    ]
+    lines = [line for event in [*story(), *end] for line in plain.take(event)]
+    assert lines == [
+        "skyward: train: starting 2 nodes on aws",
+        "skyward: train: node 0: g5.xlarge (spot) i-a, $1.20 per hour",
+        "skyward: train: node 1: g5.xlarge (spot) i-b, $1.20 per hour",
+        "skyward: train: boot: 30 s (node 1, the slowest)",
+        "skyward: train: node 1: packages failed after 19 s: no torch for this python",
+        "skyward: train: closed after 1 m 00 s: BootstrapFailed: node 1",
+    ]
+
+
+def test_a_quiet_pool_says_only_what_goes_wrong() -> None:
+    plain = PlainLines("here", is_quiet=True)
+    told = [
+        events.PoolStarted(pool="x", provider="local", nodes=1),
+        events.PoolReady(pool="x", seconds=0.3),
+        events.NodeLost(node=0, reason="it was killed"),
+        events.NodeReplaced(node=0, seconds=0.5),
+        events.PoolClosed(pool="x", seconds=9.0),
+    ]
+    assert [line for event in told for line in plain.take(event)] == [
+        "skyward: here: node 0 was lost: it was killed; another one is being made",
+        "skyward: here: node 0 was replaced after 0.5 s",
+    ]
+
+
+def test_a_notebook_has_it_in_one_line() -> None:
+    assert status_line(after(), 1060.0) == "train: aws, 2 nodes · 1 ready, packages · 1 m 00 s · $2.40/h · $0.04 so far"
+    pool = after(events.NodeReady(at=1070.0, node=1), events.PoolReady(at=1070.0, pool="x", seconds=70.0))
+    assert status_line(pool, 1090.0) == "train: aws, 2 nodes · ready after 1 m 10 s · $2.40/h · $0.06 so far"
+
+
+def test_only_colours_are_lost_without_colours() -> None:
+    coloured = shown(after(), style=Style())
+    assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in coloured] == shown(after())
