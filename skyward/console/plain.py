@@ -44,7 +44,8 @@ class PlainLines:
                     f"{usd(event.spent_usd)} of the budget of {usd(event.budget_usd)} are spent; "
                     f"the pool is closed in {duration(event.seconds_left)}"
                 )
-            case told.PoolClosed() if event.reason:
+            # A start that fails raises; saying so twice helps nobody.
+            case told.PoolClosed() if event.reason and not (self._is_quiet and self._state.ready_s is None):
                 return f"closed after {duration(event.seconds)}: {printable(event.reason)}"
         return ""
 
