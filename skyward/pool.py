@@ -224,11 +224,18 @@ class ComputePool:
 
     @classmethod
     def named(cls, name: str, **overrides: Any) -> ComputePool:
-        """The pool of that name in `skyward.toml` here, on top of `~/.skyward/defaults.toml`.
+        """The pool that `skyward.toml`, or a file of the user's own, calls so; see `skyward.config`.
 
-        Raises UsageError when there is no such pool.
+        Args:
+            overrides: arguments of ComputePool that win over those of the files.
+
+        Raises:
+            UsageError: there is no such pool, or something in the files is wrong: where, and what may stand there.
+            MissingDependency: its provider needs an extra that is not installed.
         """
         fields = pool_fields(name)
+        if "name" not in overrides and _NAME.fullmatch(name):
+            fields["name"] = name
         return cls(**{**fields, **overrides})
 
     Named = named

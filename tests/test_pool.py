@@ -317,48 +317,6 @@ class TestOptions:
         pool = sky.ComputePool(sky.Local(), memory_gb=0.5, logging=False, default_compute_timeout=9, nodes=2)
         assert (pool.spec.memory_gib, pool.nodes) == (0.5, 2)
 
-    def test_named_pools_are_read_from_toml(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        home, here = tmp_path / "home", tmp_path / "here"
-        (home / ".skyward").mkdir(parents=True)
-        here.mkdir()
-        (home / ".skyward" / "defaults.toml").write_text(
-            '[providers.mine]\ntype = "local"\nlease_s = 9.0\n'
-            '[pools.small]\nprovider = "mine"\nnodes = 1\nconcurrency = 3\n'
-            '[pools.plain]\nprovider = "local"\n'
-        )
-        (here / "skyward.toml").write_text('[pools.small]\nnodes = 2\n[pools.small.image]\nenv = { COLOUR = "red" }\n')
-        monkeypatch.setenv("HOME", str(home))
-        monkeypatch.chdir(here)
-        pool = sky.ComputePool.Named("small", logs=False)
-        assert (pool.nodes, pool.concurrency, pool.provider) == (2, 3, sky.Local(lease_s=9.0))
-        assert sky.ComputePool.named("plain", nodes=4).nodes == 4
-        with pool:
-            assert sky.compute(os.getenv)("COLOUR") >> pool == "red"
-        with pytest.raises(UsageError, match="pool 'large' is in neither .* there: plain, small"):
-            sky.ComputePool.Named("large")
-        (here / "skyward.toml").write_text("[pools.small\n")
-        with pytest.raises(UsageError, match=r"skyward.toml: "):
-            sky.ComputePool.Named("small")
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("[pools.bad]\nnodes = 2\n", "provider"),
-            ('[pools.bad]\nprovider = "mars"\n', "mars"),
-            ('[pools.bad]\nprovider = "local"\nnodez = 2\n', "nodez"),
-            ('[providers.mine]\ntype = "local"\nleases = 2\n[pools.bad]\nprovider = "mine"\n', "leases"),
-            ('[pools.bad]\nprovider = "local"\nimage = { pipp = ["x"] }\n', "pipp"),
-        ],
-    )
-    def test_a_mistake_in_the_file_is_named(
-        self, text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "skyward.toml").write_text(text)
-        monkeypatch.setenv("HOME", str(tmp_path))
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(UsageError, match=message):
-            sky.ComputePool.Named("bad")
-
     def test_what_an_image_cannot_do_here_is_said(self) -> None:
         pool = sky.ComputePool(sky.Local(), image=sky.Image(pip=["rich"]), logs=False)
         with pytest.warns(UserWarning, match="pip has no effect with Local"):
