@@ -34,6 +34,7 @@ _MODULES = {
     "skyward.machine": ("LogLine",),
     "skyward.output": ("silent", "stderr", "stdout"),
     "skyward.pool": ("ComputePool",),
+    "skyward.providers.aws": ("AWS",),
     "skyward.providers.local": ("Local",),
     "skyward.slot.runtime": ("instance_info", "is_head", "once"),
     "skyward.slot.sharding": ("shard",),

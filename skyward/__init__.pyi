@@ -22,6 +22,7 @@ from .output import silent as silent
 from .output import stderr as stderr
 from .output import stdout as stdout
 from .pool import ComputePool as ComputePool
+from .providers.aws import AWS as AWS
 from .providers.local import Local as Local
 from .slot.runtime import instance_info as instance_info
 from .slot.runtime import is_head as is_head
@@ -31,6 +32,7 @@ from .topology import InstanceInfo as InstanceInfo
 
 __all__ = [
     "__version__",
+    "AWS",
     "Accelerator",
     "AllocationStrategy",
     "CallOptions",

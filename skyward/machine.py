@@ -49,6 +49,8 @@ class Offer:
     architecture: Literal["x86_64", "arm64"] | None = None
     region: str = ""
     zone: str = ""
+    price_source: str = ""
+    """Where the price is from, and of when."""
 
 
 @dataclass(frozen=True, kw_only=True)

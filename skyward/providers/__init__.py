@@ -10,6 +10,7 @@ from .base import Provider
 __all__ = ["PROVIDERS", "load"]
 
 PROVIDERS: dict[str, str] = {
+    "aws": "skyward.providers.aws:AWS",
     "local": "skyward.providers.local:Local",
 }
 """Name -> where the class is."""

@@ -13,7 +13,7 @@ __all__ = ["in_order", "nothing_fits", "too_expensive"]
 
 def in_order(offers: Iterable[Offer], allocation: AllocationStrategy) -> list[Offer]:
     """Those that the strategy allows, as they are to be tried; see AllocationStrategy."""
-    cheapest = sorted(offers, key=lambda o: (o.price_usd_per_hour, o.instance_type, o.zone))
+    cheapest = sorted(offers, key=lambda o: (o.price_usd_per_hour, o.vcpus, o.instance_type, o.zone))
     spot = [o for o in cheapest if o.is_spot]
     on_demand = [o for o in cheapest if not o.is_spot]
     if allocation == "spot":

@@ -166,6 +166,7 @@ class CloudProvider(abc.ABC):
             token=token,
             offer=offer,
             count=count,
+            nodes=spec.nodes,
             lease_s=lease_s,
             tags={POOL_TAG: pool, LEASE_TAG: f"{lease_s:g}", ATTEMPT_TAG: token, **tags},
             user_data=boot_script(lease_s=lease_s, is_spot=offer.is_spot),

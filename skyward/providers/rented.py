@@ -61,6 +61,8 @@ class Request:
     token: str
     offer: Offer
     count: int
+    nodes: int = 1
+    """Of the whole pool, of which these are all or a part."""
     lease_s: float
     tags: Mapping[str, str]
     user_data: str = ""

@@ -1,0 +1,86 @@
+"""Connections to the AWS APIs, made once for each account and region and shared by threads."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MissingDependency
+from .failures import translated
+
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
+
+__all__ = ["Clients", "clients"]
+
+_CONNECT_S = 10
+_READ_S = 60
+_PRICING_REGION = "us-east-1"  # the Pricing API lives in a few regions and answers for all
+
+
+class Clients:
+    """EC2, STS, SSM and Pricing clients. One try for each call: patience is ours, where the journal is."""
+
+    def __init__(self, region: str, profile: str | None, endpoint_url: str | None) -> None:
+        try:
+            import boto3
+            from botocore.config import Config
+        except ImportError as error:
+            raise MissingDependency(f"AWS needs `pip install skyward[aws]`: {error}") from error
+        self._config = Config(
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            connect_timeout=_CONNECT_S,
+            read_timeout=_READ_S,
+            user_agent_extra="skyward",
+        )
+        self._endpoint_url = endpoint_url
+        self._region = region
+        self._lock = threading.Lock()
+        self._made: dict[tuple[str, str], Any] = {}
+        with translated("credentials"):
+            self._session = boto3.session.Session(profile_name=profile, region_name=region)
+
+    @property
+    def ec2(self) -> EC2Client:
+        client: EC2Client = self._client("ec2", self._region)
+        return client
+
+    @property
+    def sts(self) -> Any:
+        return self._client("sts", self._region)
+
+    @property
+    def ssm(self) -> Any:
+        return self._client("ssm", self._region)
+
+    @property
+    def pricing(self) -> Any:
+        return self._client("pricing", _PRICING_REGION)
+
+    @functools.cached_property
+    def account(self) -> str:
+        """The number of the account that the credentials are of. Raises AuthFailed."""
+        with translated("GetCallerIdentity"):
+            return str(self.sts.get_caller_identity()["Account"])
+
+    def close(self) -> None:
+        with self._lock:
+            for client in self._made.values():
+                client.close()
+            self._made.clear()
+
+    def _client(self, service: str, region: str) -> Any:
+        with self._lock:  # a session is not thread-safe, its clients are
+            if (service, region) not in self._made:
+                with translated(service):
+                    self._made[service, region] = self._session.client(  # type: ignore[call-overload]
+                        service, region_name=region, endpoint_url=self._endpoint_url, config=self._config
+                    )
+            return self._made[service, region]
+
+
+@functools.lru_cache(maxsize=32)
+def clients(region: str, profile: str | None, endpoint_url: str | None) -> Clients:
+    """Those of that account and region; the same ones each time."""
+    return Clients(region, profile, endpoint_url)

@@ -1,0 +1,169 @@
+"""The Cloud protocol over EC2: machines and what describes them. Network, images and offers have their own modules."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...errors import ProviderError
+from ...machine import Offer, PoolSpec
+from ..rented import ApiCall, Instance, Request, State
+from .clients import clients
+from .failures import NotThere, translated
+from .images import image_for
+from .network import Network
+from .offers import offers
+
+if TYPE_CHECKING:
+    from .provider import AWS
+
+__all__ = ["Ec2"]
+
+_STATES: dict[str, State] = {
+    "pending": "pending",
+    "running": "running",
+    "stopping": "pending",  # it can be started again, and its disk is paid for: not gone
+    "stopped": "pending",
+    "shutting-down": "ending",
+    "terminated": "gone",
+}
+_SPOT_REASONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
+
+
+class Ec2:
+    """One account in one region. See `Cloud`. Making one is cheap: connections and caches are shared."""
+
+    name: ClassVar[str] = "aws"
+    credentials: ClassVar[str] = "as boto3 finds them: environment, ~/.aws, SSO, an instance's role"
+    capabilities: ClassVar[frozenset[str]] = frozenset({"spot", "idempotent-create", "console-host-keys"})
+    # Source: EC2 pricing, "billed per second, with a minimum of 60 seconds" (Linux).
+    minimum_billed_s: ClassVar[float] = 60.0
+    # Source: EC2 API, "Eventual consistency": no bound is given; a minute is far more than was ever reported.
+    settle_s: ClassVar[float] = 60.0
+
+    def __init__(self, config: AWS) -> None:
+        self._aws = config
+        self._clients = clients(config.region, config.profile, config.endpoint_url)
+
+    @property
+    def username(self) -> str:
+        return self._aws.username or ("admin" if self._aws.system == "debian" else "ubuntu")
+
+    def scope(self) -> str:
+        return f"aws:{self._clients.account}:{self._aws.region}"
+
+    def offers(self, spec: PoolSpec) -> list[Offer]:
+        return offers(self._clients, self._aws, spec)
+
+    def plan(self, request: Request) -> list[ApiCall]:
+        network = Network(self._clients, self._aws)
+        run = self._run_parameters(request, network.places(request, is_plan=True))
+        return [*network.plan(request), ApiCall(operation="RunInstances", parameters=run)]
+
+    def prepare(self, request: Request) -> None:
+        Network(self._clients, self._aws).prepare(request)
+
+    def create(self, request: Request) -> list[Instance]:
+        parameters = self._run_parameters(request, Network(self._clients, self._aws).places(request))
+        with translated("RunInstances"):
+            answer = self._clients.ec2.run_instances(**parameters)
+        return [_instance(found) for found in answer["Instances"]]
+
+    def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:
+        filters: list[Any] = [
+            {"Name": "tag-key", "Values": [name]} if value is None else {"Name": f"tag:{name}", "Values": [value]}
+            for name, value in tags.items()
+        ]
+        found: list[Instance] = []
+        with translated("DescribeInstances"):
+            for page in self._clients.ec2.get_paginator("describe_instances").paginate(Filters=filters):
+                for reservation in page["Reservations"]:
+                    found += [_instance(instance) for instance in reservation["Instances"]]
+        return found
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        try:
+            with translated("TerminateInstances"):
+                self._clients.ec2.terminate_instances(InstanceIds=list(ids))
+        except NotThere:  # one of them; then none was ended
+            if len(ids) > 1:
+                for one in ids:
+                    self.terminate([one])
+
+    def clean_up(self, tags: Mapping[str, str]) -> list[str]:
+        return Network(self._clients, self._aws).clean_up(tags)
+
+    def host_keys(self, instance_id: str) -> tuple[str, ...]:
+        try:
+            with translated("GetConsoleOutput"):
+                answer = self._clients.ec2.get_console_output(InstanceId=instance_id, Latest=True)
+        except ProviderError:  # not every type has it: then the key is pinned at first contact
+            return ()
+        return _host_keys(answer.get("Output", ""))
+
+    def _run_parameters(self, request: Request, places: dict[str, Any]) -> dict[str, Any]:
+        aws, offer = self._aws, request.offer
+        image = image_for(self._clients, aws, offer)
+        named = {**aws.tags, "Name": f"skyward {request.pool}", **request.tags}
+        tags = [{"Key": key, "Value": value} for key, value in named.items()]
+        kinds = ["instance", "volume", *(["spot-instances-request"] if offer.is_spot else [])]
+        parameters: dict[str, Any] = {
+            "ClientToken": request.token,
+            "ImageId": image.id,
+            "InstanceType": offer.instance_type,
+            "MinCount": request.count,
+            "MaxCount": request.count,
+            "UserData": request.user_data,
+            "InstanceInitiatedShutdownBehavior": "terminate",  # so that to power off is to stop paying
+            "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1},
+            "BlockDeviceMappings": [
+                {
+                    "DeviceName": image.root_device,
+                    "Ebs": {"VolumeSize": aws.disk_gib, "VolumeType": "gp3", "DeleteOnTermination": True},
+                }
+            ],
+            "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds],
+            **places,
+        }
+        if aws.instance_profile_arn:
+            parameters["IamInstanceProfile"] = {"Arn": aws.instance_profile_arn}
+        if offer.is_spot:
+            spot: dict[str, Any] = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+            if aws.max_price is not None:
+                spot["MaxPrice"] = f"{aws.max_price:g}"
+            parameters["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
+        return parameters
+
+
+def _instance(found: Mapping[str, Any]) -> Instance:
+    reason = found.get("StateReason", {})
+    is_reclaimed = reason.get("Code") in _SPOT_REASONS
+    return Instance(
+        id=found["InstanceId"],
+        state=_STATES[found["State"]["Name"]],
+        tags={tag["Key"]: tag["Value"] for tag in found.get("Tags", [])},
+        private_ip=found.get("PrivateIpAddress") or "",
+        public_ip=found.get("PublicIpAddress") or "",
+        instance_type=found["InstanceType"],
+        zone=found.get("Placement", {}).get("AvailabilityZone", ""),
+        is_spot=found.get("InstanceLifecycle") == "spot",
+        launched_at=found["LaunchTime"].timestamp(),
+        reason="spot" if is_reclaimed else reason.get("Message", ""),
+    )
+
+
+def _host_keys(output: str) -> tuple[str, ...]:
+    """The keys that cloud-init prints on the console at the first boot.
+
+    Source: cloud-init, module "keys to console": between BEGIN and END SSH HOST KEY KEYS.
+    """
+    try:  # botocore decodes the answer; a server in between may not have encoded it
+        text = base64.b64decode(output, validate=True).decode("utf-8", "replace") if " " not in output else output
+    except ValueError:
+        text = output
+    _, begins, rest = text.partition("-----BEGIN SSH HOST KEY KEYS-----")
+    keys, ends, _ = rest.partition("-----END SSH HOST KEY KEYS-----")
+    if not (begins and ends):
+        return ()
+    return tuple(" ".join(line.split()[:2]) for line in keys.splitlines() if line.startswith(("ssh-", "ecdsa-")))

@@ -1,0 +1,118 @@
+"""What AWS and botocore raise, as errors of ours: one table."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from ...errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
+
+__all__ = ["NotThere", "code_of", "translated"]
+
+
+class NotThere(ProviderError):
+    """It names something that does not exist, or not yet."""
+
+
+# Source: Amazon EC2 API reference, "Error codes for the Amazon EC2 API".
+_BY_CODE: dict[str, type[ProviderError]] = {
+    **dict.fromkeys(
+        (
+            "InsufficientInstanceCapacity",
+            "InsufficientHostCapacity",
+            "InsufficientReservedInstanceCapacity",
+            "InsufficientCapacityOnHost",
+            "InsufficientCapacity",
+            "SpotMaxPriceTooLow",
+            "UnfulfillableCapacity",
+            "Unsupported",  # this type is not offered in this zone
+            "UnsupportedOperation",
+        ),
+        NoCapacity,
+    ),
+    **dict.fromkeys(
+        (
+            "InstanceLimitExceeded",
+            "VcpuLimitExceeded",
+            "MaxSpotInstanceCountExceeded",
+            "SpotMaxCountExceeded",
+            "VolumeLimitExceeded",
+            "SecurityGroupLimitExceeded",
+            "PlacementGroupLimitExceeded",
+        ),
+        QuotaExceeded,
+    ),
+    **dict.fromkeys(
+        (
+            "RequestLimitExceeded",
+            "Throttling",
+            "ThrottlingException",
+            "ThrottledException",
+            "TooManyRequestsException",
+            "EC2ThrottledException",
+            "IncorrectInstanceState",  # terminate, while it is pending
+            "IncorrectState",
+            "ResourceCountExceeded",
+        ),
+        Throttled,
+    ),
+    **dict.fromkeys(
+        (
+            "AccessDenied",
+            "AccessDeniedException",
+            "AuthFailure",
+            "ExpiredToken",
+            "ExpiredTokenException",
+            "InvalidClientTokenId",
+            "OptInRequired",
+            "PendingVerification",
+            "RequestExpired",
+            "SignatureDoesNotMatch",
+            "UnauthorizedOperation",
+            "UnrecognizedClientException",
+        ),
+        AuthFailed,
+    ),
+    **dict.fromkeys(("InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable"), OutcomeUnknown),
+}
+
+
+def code_of(error: BaseException) -> str:
+    """AWS's own name of a failure; "" where it has none."""
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Errors of AWS and of the way there, raised inside, as ours; `what` is the operation, for the message."""
+    from botocore import exceptions as boto
+
+    try:
+        yield
+    except boto.ClientError as error:
+        raise _of_answer(what, error) from error
+    except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound, boto.TokenRetrievalError) as e:
+        raise AuthFailed(
+            f"aws: {what}: {e}; `aws configure`, the environment variables AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS(profile=...) give credentials"
+        ) from e
+    except (boto.ParamValidationError, boto.UnknownServiceError, boto.NoRegionError) as error:
+        raise ProviderError(f"aws: {what}: {error}") from error
+    except boto.BotoCoreError as error:  # the connection: whether the request arrived nobody knows
+        raise OutcomeUnknown(f"aws: {what}: {error}") from error
+
+
+def _of_answer(what: str, error: Any) -> ProviderError:
+    code = code_of(error)
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    message = f"aws: {what}: {code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(": ")
+    kind = _BY_CODE.get(code)
+    if kind is None and code.endswith((".NotFound", ".Unknown", ".Malformed")):
+        kind = NotThere
+    if kind is None and status >= 500:
+        kind = OutcomeUnknown
+    if kind is QuotaExceeded:
+        message += ". AWS raises quotas on request: Service Quotas, Amazon EC2"
+    return (kind or ProviderError)(message, code=code)

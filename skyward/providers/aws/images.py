@@ -1,0 +1,106 @@
+"""Which image a machine boots."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import ProviderError
+from ...machine import Offer
+from .clients import Clients, clients
+from .failures import translated
+
+if TYPE_CHECKING:
+    from .provider import AWS
+
+__all__ = ["BootImage", "image_for"]
+
+_CANONICAL = "099720109477"
+_DEBIAN = "136693071363"
+_UBUNTU_NAMES = {"20.04": "focal", "22.04": "jammy", "24.04": "noble", "26.04": "*"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BootImage:
+    id: str
+    root_device: str
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """`parameter`: a public SSM parameter that names the current one; else the newest of `owner` with such a name."""
+
+    parameter: str
+    owner: str = ""
+    name: str = ""
+
+
+def image_for(api: Clients, aws: AWS, offer: Offer) -> BootImage:
+    """That of the configuration, or the current one of its system for the offer's processor and devices.
+
+    Raises ProviderError when there is none: then `AWS(ami=...)` must name one.
+    """
+    if aws.ami:
+        return _described(aws.region, aws.profile, aws.endpoint_url, aws.ami)
+    wanted = _wanted(aws, offer)
+    return _found(aws.region, aws.profile, aws.endpoint_url, wanted)
+
+
+def _wanted(aws: AWS, offer: Offer) -> _Wanted:
+    arch = "arm64" if offer.architecture == "arm64" else "amd64"
+    vendor = offer.accelerator.metadata.get("vendor") if offer.accelerator is not None else None
+    release = aws.ubuntu_version
+    if aws.system == "ubuntu" and vendor == "nvidia":
+        # Source: AWS Deep Learning AMIs, "Base OSS Nvidia Driver GPU AMI": drivers and CUDA, no frameworks.
+        cpu = "arm64" if arch == "arm64" else "x86_64"
+        return _Wanted(f"/aws/service/deeplearning/ami/{cpu}/base-oss-nvidia-driver-gpu-ubuntu-{release}/latest/ami-id")
+    if aws.system == "ubuntu" and vendor == "aws":
+        # Source: AWS Neuron, "Neuron DLAMI", SSM parameters.
+        return _Wanted(f"/aws/service/neuron/dlami/multi-framework/ubuntu-{release}/latest/image_id")
+    if aws.system == "debian":
+        # Source: Debian wiki, Cloud/AmazonEC2Image.
+        return _Wanted(f"/aws/service/debian/release/12/latest/{arch}", _DEBIAN, f"debian-12-{arch}-*")
+    # Source: Canonical, "Find Ubuntu images with the SSM parameter store".
+    return _Wanted(
+        f"/aws/service/canonical/ubuntu/server/{release}/stable/current/{arch}/hvm/ebs-gp3/ami-id",
+        _CANONICAL,
+        f"ubuntu/images/hvm-ssd*/ubuntu-{_UBUNTU_NAMES.get(release, '*')}-{release}-{arch}-server-*",
+    )
+
+
+# What "current" means does not change while a program runs: all nodes of a pool, replacements too, boot the same.
+@functools.lru_cache(maxsize=64)
+def _found(region: str, profile: str | None, endpoint_url: str | None, wanted: _Wanted) -> BootImage:
+    api = clients(region, profile, endpoint_url)
+    try:
+        with translated("GetParameter"):
+            image = str(api.ssm.get_parameter(Name=wanted.parameter)["Parameter"]["Value"])
+    except ProviderError as error:
+        image = _newest(api, wanted)
+        if not image:
+            raise ProviderError(
+                f"aws: no image: {region} has no {wanted.parameter} ({error}); name one: AWS(ami='ami-...')"
+            ) from error
+    return _described(region, profile, endpoint_url, image)
+
+
+def _newest(api: Clients, wanted: _Wanted) -> str:
+    if not wanted.owner:
+        return ""
+    with translated("DescribeImages"):
+        found = api.ec2.describe_images(
+            Owners=[wanted.owner],
+            Filters=[{"Name": "name", "Values": [wanted.name]}, {"Name": "state", "Values": ["available"]}],
+        )["Images"]
+    newest = max(found, key=lambda image: image.get("CreationDate", ""), default=None)
+    return newest["ImageId"] if newest is not None else ""
+
+
+@functools.lru_cache(maxsize=64)
+def _described(region: str, profile: str | None, endpoint_url: str | None, image: str) -> BootImage:
+    with translated("DescribeImages"):
+        found = clients(region, profile, endpoint_url).ec2.describe_images(ImageIds=[image])["Images"]
+    if not found:
+        raise ProviderError(f"aws: ami={image!r} does not exist in {region}, or may not be used by this account")
+    return BootImage(id=image, root_device=found[0].get("RootDeviceName") or "/dev/sda1")

@@ -1,0 +1,235 @@
+"""What the machines of one pool share in EC2: security group, key pair, placement group. By tag.
+
+The key pair is made first and removed last: as long as it is there, its tags say what else there is to remove.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ProviderError, UsageError
+from ..rented import JOURNAL_TAG, ApiCall, Request
+from .clients import Clients
+from .failures import NotThere, translated
+from .types import has_efa
+
+if TYPE_CHECKING:
+    from .provider import AWS
+
+__all__ = ["Network"]
+
+_PLACEMENT_TAG = "skyward:placement-group"
+_ADDRESS_URL = "https://checkip.amazonaws.com"
+_ADDRESS_LIMIT_S = 10.0
+_IN_USE = ("DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.InUse")
+
+
+class Network:
+    """Of one account and region; keeps nothing."""
+
+    def __init__(self, api: Clients, aws: AWS) -> None:
+        self._api = api
+        self._aws = aws
+
+    # Making -----------------------------------------------------------------------------------------------------------
+
+    def prepare(self, request: Request) -> None:
+        """Everything that is not there yet."""
+        if not self._keys(_by_journal(request.tags)):
+            self._make("ImportKeyPair", self._key(request))
+        if placement := self._own_placement(request):
+            self._make("CreatePlacementGroup", self._placement(request, placement))
+        if not self._aws.security_group_id:
+            group = self._group_id(request.tags) or self._make("CreateSecurityGroup", self._group(request))["GroupId"]
+            self._make("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": self._ingress(group)})
+            if self._uses_efa(request):
+                self._make("AuthorizeSecurityGroupEgress", {"GroupId": group, "IpPermissions": [_among_members(group)]})
+
+    def plan(self, request: Request) -> list[ApiCall]:
+        """What `prepare` would send where nothing is there yet."""
+        calls = [("ImportKeyPair", self._key(request))]
+        if placement := self._own_placement(request):
+            calls.append(("CreatePlacementGroup", self._placement(request, placement)))
+        if not self._aws.security_group_id:
+            group = "<id of the security group>"
+            calls.append(("CreateSecurityGroup", self._group(request)))
+            rules = self._ingress(group, is_plan=True)
+            calls.append(("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": rules}))
+            if self._uses_efa(request):
+                egress = {"GroupId": group, "IpPermissions": [_among_members(group)]}
+                calls.append(("AuthorizeSecurityGroupEgress", egress))
+        return [ApiCall(operation=operation, parameters=parameters) for operation, parameters in calls]
+
+    def places(self, request: Request, *, is_plan: bool = False) -> dict[str, Any]:
+        """The part of RunInstances that says where: network, key, placement."""
+        group = self._aws.security_group_id or (
+            "<id of the security group>" if is_plan else self._group_id(request.tags) or ""
+        )
+        interface: dict[str, Any] = {
+            "DeviceIndex": 0,
+            "SubnetId": self._subnet(request.offer.zone),
+            "Groups": [group],
+            "AssociatePublicIpAddress": True,
+            "DeleteOnTermination": True,
+        }
+        if self._uses_efa(request):
+            # One, of the first network card: with several, EC2 gives a machine no public address.
+            interface["InterfaceType"] = "efa"
+        placement: dict[str, Any] = {"AvailabilityZone": request.offer.zone}
+        if name := self._own_placement(request) or self._named_placement():
+            placement["GroupName"] = name
+        return {"KeyName": _name(request.tags), "NetworkInterfaces": [interface], "Placement": placement}
+
+    def _make(self, operation: str, parameters: dict[str, Any]) -> Any:
+        """One call; that it is there already, made by a try whose answer was lost, is no error."""
+        method = "".join("_" + c.lower() if c.isupper() else c for c in operation)[1:]
+        try:
+            with translated(operation):
+                return getattr(self._api.ec2, method)(**parameters)
+        except ProviderError as error:
+            if not str(getattr(error, "code", "")).endswith("Duplicate"):
+                raise
+            return {}
+
+    def _key(self, request: Request) -> dict[str, Any]:
+        tags = dict(request.shared_tags)
+        if placement := self._own_placement(request):
+            tags[_PLACEMENT_TAG] = placement
+        return {
+            "KeyName": _name(request.tags),
+            "PublicKeyMaterial": request.public_key.encode(),
+            "TagSpecifications": self._tagged("key-pair", tags),
+        }
+
+    def _group(self, request: Request) -> dict[str, Any]:
+        return {
+            "GroupName": _name(request.tags),
+            "Description": f"skyward pool {request.pool}",
+            "VpcId": self._vpc(),
+            "TagSpecifications": self._tagged("security-group", request.shared_tags),
+        }
+
+    def _placement(self, request: Request, name: str) -> dict[str, Any]:
+        tags = self._tagged("placement-group", request.shared_tags)
+        return {"GroupName": name, "Strategy": "cluster", "TagSpecifications": tags}
+
+    def _ingress(self, group: str, *, is_plan: bool = False) -> list[dict[str, Any]]:
+        cidr = self._aws.client_cidr
+        if cidr == "auto":
+            cidr = "<this machine's address>/32" if is_plan else f"{_own_address()}/32"
+        ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": cidr}]}
+        return [ssh, _among_members(group)]
+
+    def _tagged(self, kind: str, tags: Mapping[str, str]) -> list[dict[str, Any]]:
+        both = {**self._aws.tags, **tags}
+        return [{"ResourceType": kind, "Tags": [{"Key": k, "Value": v} for k, v in both.items()]}]
+
+    # Where ------------------------------------------------------------------------------------------------------------
+
+    def _uses_efa(self, request: Request) -> bool:
+        if self._aws.efa == "auto":
+            return request.nodes > 1 and has_efa(self._aws, request.offer.instance_type)
+        return self._aws.efa
+
+    def _own_placement(self, request: Request) -> str:
+        """The name of a placement group of the pool's own; "" where it has none."""
+        is_wanted = self._aws.placement == "cluster" or (
+            self._aws.placement == "auto" and has_efa(self._aws, request.offer.instance_type)
+        )
+        return _name(request.tags) if is_wanted and request.nodes > 1 else ""
+
+    def _named_placement(self) -> str:
+        return "" if self._aws.placement in ("auto", "cluster", "none") else self._aws.placement
+
+    def _group_id(self, tags: Mapping[str, str]) -> str | None:
+        filters: Any = _by_journal(tags)
+        with translated("DescribeSecurityGroups"):
+            found = self._api.ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
+        return found[0]["GroupId"] if found else None
+
+    def _vpc(self) -> str:
+        if self._aws.vpc:
+            return self._aws.vpc
+        if self._aws.subnet_id:
+            with translated("DescribeSubnets"):
+                return self._api.ec2.describe_subnets(SubnetIds=[self._aws.subnet_id])["Subnets"][0]["VpcId"]
+        with translated("DescribeVpcs"):
+            found = self._api.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+        if not found:
+            raise UsageError(f"AWS.vpc: {self._aws.region} has no default VPC; name one: AWS(vpc='vpc-...')")
+        return found[0]["VpcId"]
+
+    def _subnet(self, zone: str) -> str:
+        if self._aws.subnet_id:
+            return self._aws.subnet_id
+        vpc = self._vpc()
+        filters: Any = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "availability-zone", "Values": [zone]}]
+        with translated("DescribeSubnets"):
+            found = self._api.ec2.describe_subnets(Filters=filters)["Subnets"]
+        if not found:
+            raise ProviderError(f"aws: {vpc} has no subnet in {zone}; AWS(zones=...) or AWS(subnet_id=...) chooses")
+        # The default one of the zone first, then one whose machines have public addresses.
+        return max(found, key=lambda s: (s.get("DefaultForAz", False), s.get("MapPublicIpOnLaunch", False)))["SubnetId"]
+
+    # Removing ---------------------------------------------------------------------------------------------------------
+
+    def clean_up(self, tags: Mapping[str, str]) -> list[str]:
+        """Remove all of it; the names of what is still in use."""
+        filters: Any = _by_journal(tags)
+        left: list[str] = []
+        keys = self._keys(filters)
+        placements = [t["Value"] for key in keys for t in key.get("Tags", []) if t["Key"] == _PLACEMENT_TAG]
+        for placement in placements:
+            left += self._removed("DeletePlacementGroup", {"GroupName": placement}, placement)
+        with translated("DescribeSecurityGroups"):
+            groups = self._api.ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
+        for group in groups:
+            left += self._removed("DeleteSecurityGroup", {"GroupId": group["GroupId"]}, group["GroupId"])
+        if not left:
+            for key in keys:
+                left += self._removed("DeleteKeyPair", {"KeyName": key["KeyName"]}, key["KeyName"])
+            # EC2 calls it a success to delete what it does not find: only a look tells that it is gone.
+            left = left or [key["KeyName"] for key in self._keys(filters)] if keys else left
+        return left
+
+    def _keys(self, filters: Any) -> list[Any]:
+        with translated("DescribeKeyPairs"):
+            return list(self._api.ec2.describe_key_pairs(Filters=filters)["KeyPairs"])
+
+    def _removed(self, operation: str, parameters: dict[str, Any], name: str) -> list[str]:
+        try:
+            self._make(operation, parameters)
+        except NotThere:
+            return []
+        except ProviderError as error:
+            if getattr(error, "code", "") in _IN_USE:
+                return [name]
+            raise
+        return []
+
+
+def _name(tags: Mapping[str, str]) -> str:
+    return f"skyward-{tags.get(JOURNAL_TAG, '<journal id>')}"
+
+
+def _by_journal(tags: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"Name": f"tag:{JOURNAL_TAG}", "Values": [tags[JOURNAL_TAG]]}]
+
+
+def _among_members(group: str) -> dict[str, Any]:
+    return {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+
+
+def _own_address() -> str:
+    """This machine's address on the internet, as Amazon sees it. Raises UsageError."""
+    try:
+        with urllib.request.urlopen(_ADDRESS_URL, timeout=_ADDRESS_LIMIT_S) as answer:
+            return str(answer.read(64).decode("ascii").strip())
+    except (OSError, urllib.error.URLError, ValueError) as error:
+        raise UsageError(
+            f"AWS.client_cidr: this machine's address is asked of {_ADDRESS_URL}, which did not answer ({error}); "
+            "give it: AWS(client_cidr='203.0.113.7/32')"
+        ) from error

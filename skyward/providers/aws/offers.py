@@ -1,0 +1,113 @@
+"""What EC2 offers for a spec: types that fit, in the zones that have them, on demand and spot, with prices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...accelerators import Accelerator
+from ...errors import NoCapacity, UsageError
+from ...machine import Offer, PoolSpec
+from .clients import Clients
+from .prices import on_demand_prices, spot_prices
+from .types import InstanceType, instance_types
+
+if TYPE_CHECKING:
+    from .provider import AWS
+
+__all__ = ["offers"]
+
+_LEAST_MEMORY_GIB = 2.0
+"""Where a spec does not say: less is too little to install anything."""
+_MAX_TYPES = 60
+"""So many types are offered at most, the cheapest: nobody tries more, and spot prices are asked for each."""
+
+
+def offers(api: Clients, aws: AWS, spec: PoolSpec) -> list[Offer]:
+    """One for each type, zone and kind of rent; in any order."""
+    known = instance_types(api, aws)
+    unknown = set(aws.instance_types) - {t.name for t in known}
+    if unknown:
+        raise UsageError(f"AWS.instance_types: {', '.join(sorted(unknown))}: not offered in {aws.region}")
+    fitting = [t for t in known if _fits(t, spec, aws)]
+    if not fitting and spec.accelerator is not None:
+        _explain(spec.accelerator, known, aws.region)
+    prices = on_demand_prices(api, aws, [t.name for t in fitting])
+    priced = sorted((t for t in fitting if t.name in prices), key=lambda t: prices[t.name][0])[:_MAX_TYPES]
+    found = [
+        _offer(aws, t, zone, prices[t.name][0], prices[t.name][1], is_spot=False)
+        for t in priced
+        for zone in _zones(aws, t)
+    ]
+    if spec.allocation != "on-demand":
+        found += _spot_offers(api, aws, priced)
+    return [o for o in found if aws.max_price is None or o.price_usd_per_hour <= aws.max_price]
+
+
+def _spot_offers(api: Clients, aws: AWS, types: list[InstanceType]) -> list[Offer]:
+    by_name = {t.name: t for t in types if t.has_spot}
+    if not by_name:
+        return []
+    return [
+        _offer(aws, by_name[name], zone, price, "EC2 spot price history, now", is_spot=True)
+        for (name, zone), price in spot_prices(api, sorted(by_name)).items()
+        if name in by_name and zone in _zones(aws, by_name[name])
+    ]
+
+
+def _offer(aws: AWS, kind: InstanceType, zone: str, price: float, source: str, *, is_spot: bool) -> Offer:
+    return Offer(
+        provider="aws",
+        instance_type=kind.name,
+        vcpus=kind.vcpus,
+        memory_gib=kind.memory_gib,
+        accelerator=kind.accelerator,
+        is_spot=is_spot,
+        price_usd_per_hour=price,
+        architecture=kind.architecture,
+        region=aws.region,
+        zone=zone,
+        price_source=source,
+    )
+
+
+def _zones(aws: AWS, kind: InstanceType) -> list[str]:
+    # Local and wavelength zones have longer names: they need an opt-in and networks of their own.
+    return [z for z in kind.zones if (z in aws.zones if aws.zones else len(z) == len(aws.region) + 1)]
+
+
+def _fits(kind: InstanceType, spec: PoolSpec, aws: AWS) -> bool:
+    if aws.instance_types and kind.name not in aws.instance_types:
+        return False
+    if aws.exclude_burstable and kind.is_burstable:
+        return False
+    return (
+        kind.vcpus >= (spec.vcpus or 1)
+        and kind.memory_gib >= (spec.memory_gib or (0.0 if aws.instance_types else _LEAST_MEMORY_GIB))
+        and kind.architecture == (spec.architecture or _usual(kind, spec, aws))
+        and _has(kind, spec.accelerator, is_named=kind.name in aws.instance_types)
+    )
+
+
+def _usual(kind: InstanceType, spec: PoolSpec, aws: AWS) -> str:
+    """The architecture where none was asked for: that of most wheels, unless the machine was asked for otherwise."""
+    return kind.architecture if aws.instance_types or spec.accelerator is not None else "x86_64"
+
+
+def _has(kind: InstanceType, wanted: Accelerator | None, *, is_named: bool) -> bool:
+    if wanted is None:
+        return kind.accelerator is None or is_named  # a GPU that nobody asked for is only paid for
+    has = kind.accelerator
+    return (
+        has is not None
+        and has.name == wanted.name.removesuffix("-SXM")  # EC2's A100 and H100 are of that form
+        and has.count == wanted.count
+        and wanted.memory in ("", has.memory)
+    )
+
+
+def _explain(wanted: Accelerator, known: list[InstanceType], region: str) -> None:
+    """Raises NoCapacity that says in which numbers and sizes there is such a device."""
+    name = wanted.name.removesuffix("-SXM")
+    there = sorted({f"{t.accelerator} ({t.name})" for t in known if t.accelerator and t.accelerator.name == name})
+    if there:
+        raise NoCapacity(f"aws: no machine in {region} has just {wanted}; there is {', '.join(there)}")

@@ -1,0 +1,134 @@
+"""Instance types of a region as EC2 describes them, and the zones that have them; kept on disk for a day."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...accelerators import Accelerator
+from ...errors import UsageError
+from .cached import cached
+from .clients import Clients, clients
+from .failures import translated
+
+if TYPE_CHECKING:
+    from .provider import AWS
+
+__all__ = ["InstanceType", "has_efa", "instance_types"]
+
+_MAX_AGE_S = 86400.0
+# EC2's names of what the tables of `sky.accelerators` call otherwise.
+_NAMES = {"RTX PRO Server 6000": "RTX PRO 6000", "Inferentia": "Inferentia1", "Trainium": "Trainium1"}
+_DEVICES = (
+    ("GpuInfo", "Gpus"),
+    ("NeuronInfo", "NeuronDevices"),
+    ("InferenceAcceleratorInfo", "Accelerators"),
+)
+_BURSTABLE = ("t1.", "t2.", "t3.", "t3a.", "t4g.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceType:
+    """What a type has, and in which zones of the region it is offered."""
+
+    name: str
+    vcpus: int
+    memory_gib: float
+    architecture: Literal["x86_64", "arm64"]
+    accelerator: Accelerator | None
+    has_spot: bool
+    has_efa: bool
+    zones: tuple[str, ...]
+
+    @property
+    def is_burstable(self) -> bool:
+        return self.name.startswith(_BURSTABLE)
+
+
+def instance_types(api: Clients, aws: AWS) -> list[InstanceType]:
+    """All of the region that we can boot: no bare metal, no Macs. One that cannot be read is left out."""
+    key = f"types-{aws.region}" + ("-test" if aws.endpoint_url else "")
+    facts: dict[str, Any] = cached(key, _MAX_AGE_S, lambda: _fetched(api)).value
+    return [made for name in facts if (made := _made(name, facts[name])) is not None]
+
+
+def has_efa(aws: AWS, name: str) -> bool:
+    """Whether the type has an Elastic Fabric Adapter."""
+    api = clients(aws.region, aws.profile, aws.endpoint_url)
+    found = [t for t in instance_types(api, aws) if t.name == name]
+    if not found:
+        raise UsageError(f"AWS.instance_types: {name!r} is not offered in {aws.region}")
+    return found[0].has_efa
+
+
+def _fetched(api: Clients) -> dict[str, Any]:
+    zones: dict[str, list[str]] = {}
+    with translated("DescribeInstanceTypeOfferings"):
+        pages = api.ec2.get_paginator("describe_instance_type_offerings").paginate(LocationType="availability-zone")
+        for page in pages:
+            for offering in page["InstanceTypeOfferings"]:
+                zones.setdefault(offering["InstanceType"], []).append(offering["Location"])
+    facts: dict[str, Any] = {}
+    with translated("DescribeInstanceTypes"):
+        for answer in api.ec2.get_paginator("describe_instance_types").paginate():
+            for found in answer["InstanceTypes"]:
+                if found["InstanceType"] in zones and not found.get("BareMetal"):
+                    facts[found["InstanceType"]] = {**_kept(found), "zones": sorted(zones[found["InstanceType"]])}
+    return facts
+
+
+def _kept(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is worth keeping of a description of 4 KB."""
+    return {
+        "vcpus": found["VCpuInfo"]["DefaultVCpus"],
+        "memory_mib": found["MemoryInfo"]["SizeInMiB"],
+        "architectures": found["ProcessorInfo"].get("SupportedArchitectures", []),
+        "has_spot": "spot" in found.get("SupportedUsageClasses", []),
+        "has_efa": bool(found.get("NetworkInfo", {}).get("EfaSupported")),
+        "devices": [_device(device) for info, devices in _DEVICES for device in found.get(info, {}).get(devices, [])],
+    }
+
+
+def _device(device: Mapping[str, Any]) -> tuple[str, int, int]:
+    # A machine with a part of a GPU has 0 of them, and one that is logical.
+    count = device.get("Count") or device.get("LogicalGpuCount") or 1
+    return device.get("Name", ""), count, device.get("MemoryInfo", {}).get("SizeInMiB", 0)
+
+
+def _made(name: str, facts: dict[str, Any]) -> InstanceType | None:
+    architectures = facts["architectures"]
+    if not {"x86_64", "arm64"} & set(architectures):
+        return None
+    return InstanceType(
+        name=name,
+        vcpus=facts["vcpus"],
+        memory_gib=facts["memory_mib"] / 1024,
+        architecture="x86_64" if "x86_64" in architectures else "arm64",
+        accelerator=_accelerator(*facts["devices"][0]) if facts["devices"] else None,
+        has_spot=facts["has_spot"],
+        has_efa=facts["has_efa"],
+        zones=tuple(facts["zones"]),
+    )
+
+
+def _accelerator(name: str, count: int, memory_mib: int) -> Accelerator:
+    """The device as our tables know it, with the memory that it is sold with.
+
+    EC2 says 22888 MiB for 24 GB and 40960 MiB for 40 GB: some are 10^9 bytes, some 2^30. A device whose memory is none
+    of those that the product comes with is a part of one (g6f: an eighth of an L4), and says so by its memory.
+    """
+    try:
+        whole = Accelerator.from_name(_NAMES.get(name, name), count=count)
+    except UsageError:
+        return Accelerator(name or "unknown", count=count)
+    if not memory_mib:
+        return whole
+    sizes = (memory_mib / 1024, memory_mib * 2**20 / 1e9)
+    from ... import accelerators
+
+    factory = getattr(accelerators, whole.name.replace(" ", "_").replace("-", "_"), None)
+    for option in getattr(factory, "memory_options", ()):
+        if any(abs(float(option.removesuffix("GB")) - size) <= 0.03 * size for size in sizes):
+            return Accelerator(whole.name, memory=option, count=count, metadata=whole.metadata)
+    return Accelerator(whole.name, memory=f"{round(sizes[1])}GB", count=count, metadata=whole.metadata)
