@@ -47,6 +47,7 @@ class Connection(Protocol):
         input: bytes | BinaryIO | None = None,  # noqa: A002  # as in subprocess.run
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
     ) -> Completed:
         """Run `command`, a line of sh, over there, and wait for its end; its exit code is the caller's to judge.
 
@@ -54,9 +55,10 @@ class Connection(Protocol):
         comes, by this thread. What a login shell prints before the command is left out.
 
         A command that does not end in time, or is interrupted here, is killed over there too, with what it started.
+        Another thread interrupts it by setting `stop`.
 
-        Raises TimeoutError, Unreachable when the connection is lost meanwhile or closed by another thread, and what
-        `connect` raises.
+        Raises TimeoutError; Unreachable when the connection is lost meanwhile or closed by another thread, or `stop`
+        is set; and what `connect` raises.
         """
         ...
 
@@ -66,7 +68,7 @@ class Connection(Protocol):
 def connect(target: Target, *, transport: Transport | None = None, stop: threading.Event | None = None) -> Connection:
     """Log in, within `target.connect_timeout_s`. `transport` None: OpenSSH's client where there is one, else paramiko.
 
-    When `stop` is set, by another thread, this and everything on the connection ends at once.
+    When another thread sets `stop`, this ends at once, with Unreachable.
 
     Raises:
         Unreachable: it does not answer; `is_final` says whether there is no use in trying again.
@@ -80,11 +82,11 @@ def connect(target: Target, *, transport: Transport | None = None, stop: threadi
     if chosen == "openssh":
         from .openssh import OpenSSH
 
-        made = OpenSSH(target, stop)
+        made = OpenSSH(target)
     else:
         raise UsageError(f'transport: {transport!r}; it is "openssh", "paramiko" or None')
     try:
-        made.open()
+        made.open(stop)
     except BaseException:
         made.close()
         raise

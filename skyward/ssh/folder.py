@@ -54,7 +54,6 @@ def collect_garbage(root: str = "") -> list[str]:
 @contextlib.contextmanager
 def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
     """One process at a time makes the connection. Raises TimeoutError."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
     fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + timeout_s

@@ -34,24 +34,24 @@ _CHECK_S = 2.0
 class OpenSSH(RemoteRuns):
     """A Connection through `ssh`; see `Connection` for the contract."""
 
-    def __init__(self, target: Target, stop: threading.Event | None) -> None:
+    def __init__(self, target: Target) -> None:
         if target.key_file is not None and not os.path.isfile(os.path.expanduser(target.key_file)):
             raise UsageError(f"ssh {target}: key_file: there is no file {target.key_file}")
-        super().__init__(target, stop)
+        super().__init__(target)
         self._master = Master(target, make_folder())
 
-    def open(self) -> None:
+    def open(self, stop: threading.Event | None = None) -> None:
         """Log in."""
         try:
-            self._master.ensure(self._stop)
+            self._master.ensure(stop)
         except Stopped as stopped:
             raise self._stopped() from stopped
 
     def argv(self, command: str) -> list[str]:
         return launch.argv("skyward.ssh.openssh", self._master.folder, self.target, in_sh(command))
 
-    def _command(self, command: str) -> list[str]:
-        self._master.ensure(self._stop)
+    def _command(self, command: str, stop: threading.Event | None = None) -> list[str]:
+        self._master.ensure(stop)
         return self._master.command(command)
 
     def _is_alive(self) -> bool:
@@ -72,14 +72,16 @@ class Master:
         self.target = target
         self.folder = folder
         self._socket = os.path.join(folder, "m.sock")
-        self._options: list[str] = []
+        self._config = os.path.join(folder, "config")
 
     def ensure(self, stop: threading.Event | None = None) -> None:
         """Log in unless somebody has. One that hangs is killed first. Raises what `connect` raises; Stopped."""
         target = self.target
+        if not os.path.isdir(self.folder):
+            raise Unreachable(f"ssh {target}: the connection was closed here", host=str(target), is_final=True)
         try:
             with locked(self.folder, timeout_s=2 * target.connect_timeout_s):
-                if self.is_alive():
+                if self.is_alive() and os.path.exists(self._config):
                     return
                 self._clear()
                 self._prepare(stop)
@@ -173,7 +175,7 @@ class Master:
     def _ssh(self) -> list[str]:
         target = self.target
         given = [("-p", target.port), ("-l", target.user), ("-J", target.jump)]
-        argv = ["ssh", "-F", os.path.join(self.folder, "config"), "-S", self._socket]
+        argv = ["ssh", "-F", self._config, "-S", self._socket]
         argv += [word for option, value in given if value is not None for word in (option, str(value))]
         if target.key_file is not None:
             argv += ["-o", "IdentitiesOnly=yes"]
@@ -191,7 +193,7 @@ class Master:
     def _prepare(self, stop: threading.Event | None) -> None:
         """The files that the options name."""
         keys = self.target.host_keys
-        with open(os.path.join(self.folder, "config"), "w") as file:
+        with open(self._config, "w") as file:
             file.write(_config(self.target))
         if keys.policy == "given":
             lines = [f"* {key}" for key in keys.keys if " " in key]

@@ -34,15 +34,15 @@ done
 class RemoteRuns:
     """`run`, `close` and what stops them, over the `_command`, `_is_alive` and `_end` of a transport."""
 
-    def __init__(self, target: Target, stop: threading.Event | None) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
-        self._stop = _Either(stop)
+        self._closing = threading.Event()
         self._changed = threading.Condition()
         self._running = 0
         self._is_closed = False
 
-    def _command(self, command: str) -> list[str]:
-        """A local command that runs it there, over a connection that is known to be alive."""
+    def _command(self, command: str, stop: threading.Event | None = None) -> list[str]:
+        """A local command that runs it there, over a connection that is known to be alive. Raises Stopped."""
         raise NotImplementedError
 
     def _is_alive(self) -> bool:
@@ -60,15 +60,15 @@ class RemoteRuns:
         input: bytes | BinaryIO | None = None,  # noqa: A002  # as in subprocess.run
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
     ) -> Completed:
+        either = _Either(self._closing, stop)
         with self._counted():
             mark = f"{_VARIABLE}={os.urandom(8).hex()}"
             line = f"exec env {mark} sh -c {shlex.quote(f'echo {mark}; {command}')}"
             try:
-                argv = self._command(line)
-                done = run_process(
-                    argv, input=input, timeout_s=timeout_s, on_line=on_line, marker=mark, stop=self._stop
-                )
+                argv = self._command(line, either)
+                done = run_process(argv, input=input, timeout_s=timeout_s, on_line=on_line, marker=mark, stop=either)
             except BaseException as error:  # Ctrl-C, and what on_line raises
                 self._kill_remote(mark)
                 if isinstance(error, Stopped):
@@ -91,10 +91,11 @@ class RemoteRuns:
             return  # there is no way to it any more
 
     def _stopped(self) -> Unreachable:
-        return Unreachable(f"ssh {self.target}: the connection was closed here", host=str(self.target), is_final=True)
+        why = "the connection was closed here" if self._closing.is_set() else "told to stop"
+        return Unreachable(f"ssh {self.target}: {why}", host=str(self.target), is_final=True)
 
     def close(self) -> None:
-        self._stop.set()
+        self._closing.set()
         with self._changed:
             # They kill over there what they had begun, and need the connection for that.
             self._changed.wait_for(lambda: not self._running, _KILL_LIMIT_S + 1)
@@ -105,7 +106,7 @@ class RemoteRuns:
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         with self._changed:
-            if self._stop.is_set():
+            if self._closing.is_set():
                 raise self._stopped()
             self._running += 1
         try:
@@ -117,14 +118,14 @@ class RemoteRuns:
 
 
 class _Either(threading.Event):
-    """Set when it, or the one that it was made from, is."""
+    """Set when one of two is. It can be asked, and not waited for."""
 
-    def __init__(self, other: threading.Event | None) -> None:
+    def __init__(self, one: threading.Event, other: threading.Event | None) -> None:
         super().__init__()
-        self._other = other
+        self._both = (one,) if other is None else (one, other)
 
     def is_set(self) -> bool:
-        return super().is_set() or (self._other is not None and self._other.is_set())
+        return any(event.is_set() for event in self._both)
 
 
 def in_sh(command: str) -> str:
