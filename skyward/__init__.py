@@ -36,6 +36,7 @@ _MODULES = {
     "skyward.pool": ("ComputePool",),
     "skyward.providers.aws": ("AWS",),
     "skyward.providers.local": ("Local",),
+    "skyward.providers.ssh": ("SSH", "SSHHost"),
     "skyward.slot.runtime": ("instance_info", "is_head", "once"),
     "skyward.slot.sharding": ("shard",),
     "skyward.topology": ("InstanceInfo",),

@@ -24,6 +24,8 @@ from .output import stdout as stdout
 from .pool import ComputePool as ComputePool
 from .providers.aws import AWS as AWS
 from .providers.local import Local as Local
+from .providers.ssh import SSH as SSH
+from .providers.ssh import SSHHost as SSHHost
 from .slot.runtime import instance_info as instance_info
 from .slot.runtime import is_head as is_head
 from .slot.runtime import once as once
@@ -47,6 +49,8 @@ __all__ = [
     "LogLine",
     "PendingCompute",
     "PendingComputeGroup",
+    "SSH",
+    "SSHHost",
     "accelerators",
     "compute",
     "errors",

@@ -232,11 +232,13 @@ class Preempted(NodeError):
 class Unreachable(NodeError):
     """The machine exists but does not answer.
 
-    Attributes: `host`, `is_final` (False: it may only be booting, or its link may come back).
+    Attributes: `host`, `is_final` (False: it may only be booting, or its link may come back), `was_stopped` (it was
+    not asked any longer, because somebody here said so).
     """
 
     host: str = ""
     is_final: bool = False
+    was_stopped: bool = False
 
 
 class BootstrapFailed(NodeError):

@@ -44,7 +44,7 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
-    lease = Lease(config.lease_s)
+    lease = Lease(config.lease_s, config.lease_file)
     return guard(lambda: Agent(config, lease, listener).run(), lease, config.folder)
 
 

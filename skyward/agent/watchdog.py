@@ -30,13 +30,17 @@ _KILL_LIMIT_S = 5.0
 class Lease:
     """When the keeper was last heard of, in memory that agent and watchdog share. Contact, not wall-clock."""
 
-    def __init__(self, lease_s: float) -> None:
+    def __init__(self, lease_s: float, file: str = "") -> None:
         self.lease_s = lease_s
+        self._file = file
         self._page = mmap.mmap(-1, 4096)
         self.renew()
 
     def renew(self) -> None:
         struct.pack_into("<d", self._page, 0, time.monotonic())
+        if self._file:
+            with contextlib.suppress(OSError):  # then the machine ends as if there were no contact
+                os.utime(self._file)
 
     @property
     def is_over(self) -> bool:

@@ -12,6 +12,7 @@ __all__ = ["PROVIDERS", "load"]
 PROVIDERS: dict[str, str] = {
     "aws": "skyward.providers.aws:AWS",
     "local": "skyward.providers.local:Local",
+    "ssh": "skyward.providers.ssh:SSH",
 }
 """Name -> where the class is."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import BinaryIO, Literal, Protocol
 
 from ..errors import AuthFailed, SkywardError, Unreachable, UsageError
-from .command import Completed, Stopped
+from .command import Completed
 from .failures import is_not_yet
 from .target import Target
 
@@ -128,5 +128,6 @@ def wait_until_ready(
             if on_retry is not None:
                 on_retry(error)
         if stop.wait(pause_s):
-            raise Unreachable(f"ssh {target}: told to stop", host=str(target), is_final=True) from Stopped()
+            message = f"ssh {target}: told to stop"
+            raise Unreachable(message, host=str(target), is_final=True, was_stopped=True)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -92,7 +92,7 @@ class RemoteRuns:
 
     def _stopped(self) -> Unreachable:
         why = "the connection was closed here" if self._closing.is_set() else "told to stop"
-        return Unreachable(f"ssh {self.target}: {why}", host=str(self.target), is_final=True)
+        return Unreachable(f"ssh {self.target}: {why}", host=str(self.target), is_final=True, was_stopped=True)
 
     def close(self) -> None:
         self._closing.set()

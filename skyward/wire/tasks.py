@@ -103,6 +103,8 @@ class NodeConfig:
     address: str = "127.0.0.1"
     interface: str = ""
     lease_s: float = 5.0
+    lease_file: str = ""
+    """Touched whenever the lease is renewed, for who watches over the whole machine; empty: there is nobody."""
     cancel_grace_s: float = 3.0
     log_limit_bytes: int = 1 << 20
     blob_limit_bytes: int = 0

@@ -1,0 +1,205 @@
+"""Starts an agent on a machine that somebody is logged in to, so that it outlives the log-in; and ends it.
+
+    python -S -E -s -c "...start()" < pickled NodeConfig      prints one line of JSON, see `start`
+    python -S -E -s -c "...end()" PID STARTED FOLDER LIMIT    returns when nothing of the node is left
+
+Who started the agent is not its parent and holds none of its descriptors: what it writes goes to a file in the
+node's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from ..wire.tasks import NodeConfig
+from .facts import node_facts
+from .watchdog import processes_below
+
+__all__ = ["end", "reply_of", "start"]
+
+_START_LIMIT_S = 30.0
+_LOG_NAME = "agent.log"
+_LOG_TAIL = 4000
+_SIOCGIFADDR = 0x8915
+_BOOT = """
+import sys
+sys.path[:] = sys.argv[1:]
+from skyward.agent.main import main
+sys.exit(main())
+"""
+
+
+def start() -> int:
+    """Standard output gets {pid, started, socket, root, address, interface, ...}; see `node_facts` for the others.
+
+    `pid` and `started` name the watchdog for good; `root` is the folder that holds this package. When the agent does
+    not come up, nothing of it is left, the exit code is 1, and standard error ends with what it wrote.
+    """
+    config: NodeConfig = pickle.loads(sys.stdin.buffer.read())
+    config = _with_address(config)
+    for folder in (config.folder, config.cwd):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    log = os.open(os.path.join(config.folder, _LOG_NAME), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    process = subprocess.Popen(
+        [*_out_of_the_session(), sys.executable, "-S", "-E", "-s", "-c", _BOOT, *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        cwd="/",
+        start_new_session=True,
+    )
+    line = _first_line(process, pickle.dumps(config))
+    if not line:
+        _kill_all(process.pid)
+        process.wait()
+        how = f"exited with code {process.returncode}" if process.returncode > 0 else "did not come up"
+        sys.stderr.write(f"the agent {how}; it wrote:\n{_tail(log)}")
+        shutil.rmtree(config.folder, ignore_errors=True)
+        return 1
+    said = {"pid": process.pid, "started": _started(process.pid), "socket": line, "root": _package_root()}
+    said |= {"address": config.address, "interface": config.interface, **node_facts()}
+    sys.stdout.write(json.dumps(said) + "\n")
+    return 0
+
+
+def _package_root() -> str:
+    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def _first_line(process: subprocess.Popen[bytes], order: bytes) -> str:
+    """What the agent says once it listens; empty if it does not get so far."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(order)
+        process.stdin.close()
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    line = process.stdout.readline() if poll.poll(_START_LIMIT_S * 1000) else b""
+    return line.decode().strip()
+
+
+def _tail(log: int) -> str:
+    size = os.fstat(log).st_size
+    return os.pread(log, _LOG_TAIL, max(0, size - _LOG_TAIL)).decode(errors="replace")
+
+
+# Out of the log-in session ------------------------------------------------------------------------------------------
+
+
+def _out_of_the_session() -> list[str]:
+    """What to put before a command so that the end of the log-in does not end it.
+
+    A session of its own is enough nearly everywhere. Where logind is told to kill what a user leaves behind, only
+    a unit of systemd outside the log-in's stays.
+    """
+    if not _logind_kills() or shutil.which("systemd-run") is None:
+        return []
+    if os.getuid() == 0:
+        prefix = ["systemd-run", "--scope", "--quiet", "--collect"]
+    else:
+        prefix = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
+        # Without it the user's own systemd ends with the last log-in, and all its units with it.
+        subprocess.run(["loginctl", "enable-linger"], capture_output=True, timeout=10, check=False)
+    works = subprocess.run([*prefix, "true"], capture_output=True, timeout=10, check=False).returncode == 0
+    return prefix if works else []
+
+
+def _logind_kills() -> bool:
+    name, path = "org.freedesktop.login1", "/org/freedesktop/login1"
+    try:
+        asked = subprocess.run(
+            ["busctl", "get-property", name, path, f"{name}.Manager", "KillUserProcesses"],
+            capture_output=True,
+            timeout=5,
+            check=False,
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return False
+    return asked.stdout.split() == [b"b", b"true"]
+
+
+# Its address --------------------------------------------------------------------------------------------------------
+
+
+def _with_address(config: NodeConfig) -> NodeConfig:
+    """With the address at which the other nodes find it: the one that is given, or that this log-in came to."""
+    address = config.address or _address_of_log_in() or _address_of_default_route() or "127.0.0.1"
+    return replace(config, address=address, interface=config.interface or _interface_of(address))
+
+
+def _address_of_log_in() -> str:
+    """Behind address translation too this is the machine's own, not the one that was dialled."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    address = words[2].removeprefix("::ffff:") if len(words) == 4 else ""
+    return address if ":" not in address else ""
+
+
+def _address_of_default_route() -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks the kernel which way it would go (RFC 5737)
+        return str(probe.getsockname()[0])
+    return ""
+
+
+def _interface_of(address: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has no address
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
+
+
+# The end ------------------------------------------------------------------------------------------------------------
+
+
+def end() -> int:
+    """Give the node LIMIT seconds to end by itself, as it was told; kill what is left then, and remove its folder."""
+    pid, started, folder, limit_s = int(sys.argv[-4]), sys.argv[-3], sys.argv[-2], float(sys.argv[-1])
+    deadline = time.monotonic() + limit_s
+    while _started(pid) == started and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if _started(pid) == started:
+        _kill_all(pid)
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _started(pid: int) -> str:
+    """When the process began, in ticks since boot: with its number it names it for good. Empty: there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, *fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in b"ZX" else fields[18].decode()
+
+
+def _kill_all(pid: int) -> None:
+    """The watchdog first, for it would see the others end and take its time; then what was below it."""
+    below = processes_below(pid)
+    for each in (pid, *below):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
+
+
+def reply_of(text: str) -> dict[str, Any]:
+    """What `start` printed."""
+    said: dict[str, Any] = json.loads(text.splitlines()[-1])
+    return said
