@@ -37,6 +37,7 @@ _MODULES = {
     "skyward.providers.aws": ("AWS",),
     "skyward.providers.local": ("Local",),
     "skyward.providers.ssh": ("SSH", "SSHHost"),
+    "skyward.secret": ("Secret",),
     "skyward.slot.runtime": ("instance_info", "is_head", "once"),
     "skyward.slot.sharding": ("shard",),
     "skyward.topology": ("InstanceInfo",),

@@ -26,6 +26,7 @@ from .providers.aws import AWS as AWS
 from .providers.local import Local as Local
 from .providers.ssh import SSH as SSH
 from .providers.ssh import SSHHost as SSHHost
+from .secret import Secret as Secret
 from .slot.runtime import instance_info as instance_info
 from .slot.runtime import is_head as is_head
 from .slot.runtime import once as once
@@ -51,6 +52,7 @@ __all__ = [
     "PendingComputeGroup",
     "SSH",
     "SSHHost",
+    "Secret",
     "accelerators",
     "compute",
     "errors",

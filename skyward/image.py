@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from .errors import UsageError
 from .frozenmap import FrozenMap
+from .secret import MASK, Secret, masking
 
 __all__ = ["DEFAULT_IMAGE", "LOCAL_FIELDS", "Image"]
 
@@ -31,7 +32,6 @@ _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?([=/][A-Za-z0-9.+:~-]+)?")
 # Source: PEP 508, the name that opens a requirement; what follows is an extra, a version, a marker or " @ url".
 _PROJECT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?=$|[\[(<>=!~;@\s])")
 
-_MASK = "***"
 _SECRET_ENDINGS = ("token", "secret", "secrets", "password", "passwd", "apikey", "credential", "credentials")
 _SECRET_WORDS = frozenset({"key", "keys", "pass", "passphrase", "pwd", "auth", "cred", "creds", "private", "tokens"})
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
@@ -52,7 +52,7 @@ class Image:
         pip_index_url: the index of packages, instead of PyPI.
         pip_extra_index_url: one index, or several, searched besides that; as with pip, the best version of all wins.
         apt: Debian packages, as `name`, `name=version`, `name:arch`.
-        env: variables of every process that runs calls. Values are strings.
+        env: variables of every process that runs calls. Values are strings, or `sky.Secret` for what nobody may see.
         shell_vars: name to a shell command; it runs on the node, what it prints is the variable's value.
         includes: files and folders of the client that the node needs, relative to the working folder.
         excludes: patterns (as in .gitignore) of what not to take from them.
@@ -75,7 +75,7 @@ class Image:
     pip_index_url: str
     pip_extra_index_url: tuple[str, ...]
     apt: tuple[str, ...]
-    env: FrozenMap[str]
+    env: FrozenMap[str | Secret]
     shell_vars: FrozenMap[str]
     includes: tuple[str, ...]
     excludes: tuple[str, ...]
@@ -91,7 +91,7 @@ class Image:
         pip_index_url: str = "",
         pip_extra_index_url: str | Sequence[str] = (),
         apt: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | Secret] | Mapping[str, str] | None = None,
         shell_vars: Mapping[str, str] | None = None,
         includes: Sequence[str | os.PathLike[str]] = (),
         excludes: Sequence[str] = (),
@@ -106,7 +106,7 @@ class Image:
             "pip_index_url": _url("pip_index_url", pip_index_url) if pip_index_url != "" else "",
             "pip_extra_index_url": _strings("pip_extra_index_url", indexes, _url),
             "apt": _strings("apt", apt, _apt_package),
-            "env": _variables("env", env),
+            "env": _variables("env", env, may_be_secret=True),
             "shell_vars": _variables("shell_vars", shell_vars, may_be_empty=False),
             "includes": _strings("includes", includes, _path),
             "excludes": _strings("excludes", excludes, _path),
@@ -147,6 +147,14 @@ class Image:
         place), mappings are joined, and a single value is `other`'s unless that is the default.
         """
         return Image(**{name: _merged(name, getattr(self, name), getattr(other, name)) for name in _NAMES})
+
+    def environment(self) -> dict[str, str]:
+        """`env` with its secrets in clear. Raises UsageError where one has no value here."""
+        return {name: value.reveal() if isinstance(value, Secret) else value for name, value in self.env.items()}
+
+    def masker(self) -> Callable[[str], str]:
+        """A function that puts *** where a text has the value of one of the secrets. Raises as `environment`."""
+        return masking(value for value in self.env.values() if isinstance(value, Secret))
 
     def given_fields(self) -> tuple[str, ...]:
         """Names of the fields that differ from the default."""
@@ -229,7 +237,9 @@ def _path(field: str, value: object) -> str:
     return _text(field, os.fspath(value) if isinstance(value, os.PathLike) else value, "a path or a pattern")
 
 
-def _variables(field: str, values: object, *, may_be_empty: bool = True) -> FrozenMap[str]:
+def _variables(
+    field: str, values: object, *, may_be_empty: bool = True, may_be_secret: bool = False
+) -> FrozenMap[str | Secret]:
     if values is None:
         return FrozenMap()
     if not isinstance(values, Mapping):
@@ -237,6 +247,8 @@ def _variables(field: str, values: object, *, may_be_empty: bool = True) -> Froz
     for name, value in values.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             _refuse(field, name, "names made of letters, digits and _, not beginning with a digit")
+        if may_be_secret and isinstance(value, Secret):
+            continue
         if not isinstance(value, str) or "\0" in value or not (value or may_be_empty):
             kind = type(value).__name__ if not isinstance(value, str) else "an empty or broken string"
             _refuse(f"{field}[{name!r}]", f"<{kind}>", "a string without NUL" + ("" if may_be_empty else ", not empty"))
@@ -260,19 +272,27 @@ def _merged(name: str, mine: Any, theirs: Any) -> Any:
 
 
 def _plain(value: object) -> object:
-    return dict(value) if isinstance(value, FrozenMap) else value
+    if isinstance(value, FrozenMap):
+        return {name: ["secret", each.name] if isinstance(each, Secret) else each for name, each in value.items()}
+    return value
 
 
 def _masked(value: object) -> object:
     if isinstance(value, FrozenMap):
-        return {name: _MASK if _looks_secret(name) else _masked_text(text) for name, text in value.items()}
+        return {name: _masked_variable(name, each) for name, each in value.items()}
     if isinstance(value, tuple):
         return tuple(map(_masked_text, value))
     return _masked_text(value) if isinstance(value, str) else value
 
 
+def _masked_variable(name: str, value: str | Secret) -> object:
+    if isinstance(value, Secret):
+        return value
+    return MASK if _looks_secret(name) else _masked_text(value)
+
+
 def _masked_text(text: str) -> str:
-    return _URL_CREDENTIALS.sub(_MASK, text)
+    return _URL_CREDENTIALS.sub(MASK, text)
 
 
 def _looks_secret(name: str) -> bool:

@@ -295,6 +295,7 @@ class ComputePool:
                 self._name,
                 cancel_grace_s=self._spec.cancel_grace_s,
                 logs=self._sink,
+                mask=self._spec.image.masker(),
                 initializer=_pickled_initializer(self._initializer),
                 emit=self._emit,
             )

@@ -95,7 +95,7 @@ class _Bootstrap:
     ) -> None:
         self._run = run
         self._image = image
-        self._phases = Phases(emit, node, _masked)
+        self._phases = Phases(emit, node, _masking(image))
         self._folder = folder
         self._code = code
         self._deadline = time.monotonic() + image.bootstrap_timeout_s if deadline is None else deadline
@@ -229,7 +229,7 @@ class _Bootstrap:
         environment["VIRTUAL_ENV"] = root
         environment["PATH"] = f"{root}/bin:{environment.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"
         environment.update(facts.variables)
-        environment.update(self._image.env)
+        environment.update(self._image.environment())
         assert ours is not None
         code, local = f"{facts.folder}/code", self._code.path if self._code else ()
         return Ready(
@@ -253,5 +253,6 @@ def _advice(phases: Phases) -> str:
     return next((what for pattern, what in advice if re.search(pattern, text, re.IGNORECASE)), "")
 
 
-def _masked(text: str) -> str:
-    return _URL_CREDENTIALS.sub("***", text)
+def _masking(image: Image) -> Callable[[str], str]:
+    mask = image.masker()
+    return lambda text: _URL_CREDENTIALS.sub("***", mask(text))

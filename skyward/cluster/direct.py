@@ -63,6 +63,7 @@ class DirectEngine:
         *,
         cancel_grace_s: float,
         logs: LogSink | None,
+        mask: Callable[[str], str] | None = None,
         initializer: bytes | None,
         emit: Emit = ignore,
     ) -> None:
@@ -72,7 +73,7 @@ class DirectEngine:
         self._usage_tenths = 0
         self._grace_s = cancel_grace_s
         self._initializer = initializer
-        self._logs = LogRouter(logs)
+        self._logs = LogRouter(logs, mask)
         self._lock = threading.RLock()
         self._scheduler = Scheduler()
         self._links: dict[int, NodeLink] = {}

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,11 +55,12 @@ class LogRouter:
     """Puts lines together for each (node, task, stream) and hands them to the sink; keeps the tail for errors.
 
     Called by the I/O thread under the engine's lock; a sink must not call back into the pool. A sink that raises is
-    reported once and then not called any more: output must not end the calls.
+    reported once and then not called any more: output must not end the calls. `mask` is applied to each line first.
     """
 
-    def __init__(self, sink: LogSink | None) -> None:
+    def __init__(self, sink: LogSink | None, mask: Callable[[str], str] | None = None) -> None:
         self._sink = sink
+        self._mask = mask
         self._partial: dict[_Key, _Partial] = {}
         self._lock = threading.Lock()
 
@@ -114,6 +116,8 @@ class LogRouter:
                 self._emit(key, rest, None)
 
     def _emit(self, key: _Key, text: str, task: Task | None) -> None:
+        if self._mask is not None:
+            text = self._mask(text)
         if task is not None:
             task.tail.append(text + "\n")
         if self._sink is None:

@@ -104,7 +104,7 @@ class Local:
 
     def _config(self, spec: PoolSpec, pool: str, node: int) -> NodeConfig:
         cores = os.cpu_count() or 1
-        env = {**os.environ, **spec.image.env}
+        env = {**os.environ, **spec.image.environment()}
         thread_variables = tuple(name for name in _THREAD_VARIABLES if name not in env)
         env.update(dict.fromkeys(thread_variables, str(max(1, cores // (spec.nodes * spec.concurrency)))))
         includes = [os.path.abspath(os.path.expanduser(path)) for path in spec.image.includes]

@@ -92,8 +92,8 @@ class NodeConfig:
     path: tuple[str, ...]
     """The slots' sys.path."""
     cwd: str
-    env: tuple[tuple[str, str], ...]
-    """The whole environment of the user's processes."""
+    env: tuple[tuple[str, str], ...] = field(repr=False)
+    """The whole environment of the user's processes. Holds secrets in clear."""
     cores: int = 1
     """That the node's processes share."""
     thread_variables: tuple[str, ...] = ()

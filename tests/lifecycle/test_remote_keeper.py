@@ -101,8 +101,12 @@ def test_a_client_that_gave_everything_back_has_nothing_reaped(sandbox: Sandbox)
 
 def test_what_is_reaped_is_reaped_behind_the_end_of_the_nodes(sandbox: Sandbox) -> None:
     guard = GUARD.replace('"import sys;', '"import os, sys; print(os.listdir(sys.argv[3]));')
-    guard = guard.replace('str(here / "reaped-mine")', 'str(here / "reaped-mine"), str(here / f"skyward-{os.getuid()}")')
-    client = sandbox.client(guard + RELAYED + "with sky.ComputePool(Relayed(lease_s=600)) as pool:\n    hang() >> pool\n")
+    guard = guard.replace(
+        'str(here / "reaped-mine")', 'str(here / "reaped-mine"), str(here / f"skyward-{os.getuid()}")'
+    )
+    client = sandbox.client(
+        guard + RELAYED + "with sky.ComputePool(Relayed(lease_s=600)) as pool:\n    hang() >> pool\n"
+    )
     sandbox.waits_for("begun")
     client.kill()
     sandbox.waits_for_file("reaped-mine")
