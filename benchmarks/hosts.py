@@ -24,11 +24,11 @@ import workloads
 from dispatch import machine
 from hosts_peers import Caller, dask, echo_round_trips, ray, skyward, tunnel, upload_seconds
 from report import percentile
-from tests.hosts.packages import package_index
-from tests.hosts.relay import Relay
 
 from tests.hosts.bed import Bed
 from tests.hosts.host import Host
+from tests.hosts.index import PackageIndex
+from tests.hosts.relay import Relay
 
 MIB = 2**20
 ARRAY_BYTES = 100_000_000
@@ -298,10 +298,12 @@ def rig() -> Iterator[Rig]:
             return host.start().wait_ssh()
 
         near = new_host()
-        index = stack.enter_context(package_index(bed))
-        image = sky.Image(pip=["numpy"], pip_index_url=index.url)
-        slow = stack.enter_context(Relay(near.address, 22, delay_s=RELAY_DELAY_S))
-        yield Rig(bed=bed, near=near, far=slow.ssh_name, image=image, new_host=new_host)
+        index = stack.enter_context(contextlib.closing(PackageIndex(bed)))
+        image = sky.Image(pip=["numpy"], pip_index_url=index.simple)
+        slow = stack.enter_context(Relay((near.address, 22), delay_s=RELAY_DELAY_S))
+        far = f"Host far\n HostName {slow.host}\n Port {slow.port}\n HostKeyAlias {near.name}\n"
+        (bed.folder / "bench_config").write_text(f"{far}Match all\n Include {bed.ssh_config}\n")
+        yield Rig(bed=bed, near=near, far="far", image=image, new_host=new_host)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -41,7 +41,7 @@ def skyward(bed: Bed, host: str, image: Any, *, transport: str | None = None) ->
     """`host`: a name of the bed's ssh configuration."""
     import skyward as sky
 
-    provider = sky.SSH(hosts=[host], config_file=str(bed.ssh_config), transport=transport)  # type: ignore[arg-type]
+    provider = sky.SSH(hosts=[host], config_file=str(bed.folder / "bench_config"), transport=transport)  # type: ignore[arg-type]
     with sky.ComputePool(provider, concurrency=2, image=image, logs=False, console=False) as pool:
 
         def call(function: Callable[..., Any], *args: Any) -> Any:
