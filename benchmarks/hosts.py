@@ -299,7 +299,11 @@ def rig() -> Iterator[Rig]:
 
         near = new_host()
         index = stack.enter_context(contextlib.closing(PackageIndex(bed)))
-        image = sky.Image(pip=["numpy"], pip_index_url=index.simple)
+        image = sky.Image(
+            pip=["numpy"],
+            pip_index_url=index.simple,
+            includes=[str(Path(__file__).with_name("workloads.py"))],
+        )
         slow = stack.enter_context(Relay((near.address, 22), delay_s=RELAY_DELAY_S))
         far = f"Host far\n HostName {slow.host}\n Port {slow.port}\n HostKeyAlias {near.name}\n"
         (bed.folder / "bench_config").write_text(f"{far}Match all\n Include {bed.ssh_config}\n")
