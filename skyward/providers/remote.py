@@ -17,6 +17,7 @@ from typing import Any
 
 from ..agent import attach
 from ..agent.outside import reply_of
+from ..bootstrap.code import Code, gather
 from ..bootstrap.prepare import Ready, prepare
 from ..errors import NoCapacity, NodeError, ProviderError, Unreachable
 from ..events import Emit, PhaseEnded, PhaseFailed, PhaseStarted
@@ -101,6 +102,7 @@ def bring_up(
         transport=transport,
         connect_s=spec.provision_timeout_s if connect_s is None else connect_s,
         stop=stop,
+        code=gather(spec.image),
     )
     ways = [_WayUp(place, node, orders) for place, node in zip(places, nodes, strict=True)]
     threads = [threading.Thread(target=way.go, name=f"skyward-node-{way.node}", daemon=True) for way in ways]
@@ -186,6 +188,7 @@ class _Orders:
     transport: Transport | None
     connect_s: float
     stop: threading.Event
+    code: Code
 
 
 class _WayUp:
@@ -240,6 +243,7 @@ class _WayUp:
             self._orders.spec.image,
             emit=self._orders.emit,
             node=self.node,
+            code=self._orders.code,
             folder=f"{self._orders.pool}-{self.node}-{time.time_ns() % 16**6:06x}",
         )
         with self._phase("agent"):
