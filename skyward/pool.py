@@ -15,7 +15,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 import cloudpickle
 
@@ -40,17 +40,19 @@ from .cluster.tasks import SendAgain
 from .config import pool_fields
 from .console.console import Console, open_console
 from .console.panel import Counts
+from .cost import Forecast, Spending, affordable
 from .dispatch import Dispatch, refuse_gang_options
-from .errors import ArgumentNotPicklable, PoolClosed, UsageError
+from .errors import ArgumentNotPicklable, BudgetExceeded, PoolClosed, UsageError
 from .events import Event, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
 from .executor import PoolExecutor
 from .image import DEFAULT_IMAGE, Image
+from .journal import state_folder
 from .logs import LogFiles, printer
 from .machine import LogSink, Machine, Offer, PoolSpec
 from .mapping import Chunk, MapRun, check_chunk
 from .options import check_above_zero, check_choice, check_count, translated
-from .providers.base import Provider
+from .providers.base import Provider, RentedProvider
 from .waiting import joined, streamed, value_of, values_of
 from .wire.frames import INLINE_LIMIT
 from .wire.seen import SeenArrays
@@ -58,6 +60,7 @@ from .wire.seen import SeenArrays
 __all__ = ["ComputePool"]
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 _MAX_REPLACEMENTS = 16
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
@@ -95,6 +98,9 @@ class ComputePool:
         default_timeout_s: for calls that set no `timeout_s`; None: no limit.
         max_inflight: calls of a map on their way at once; None: two for each slot.
         max_hourly_cost: USD per hour for the whole pool at most; None: no limit.
+        budget_usd: for the whole pool, from its first machine to the end of its last; None: no limit. Nothing is
+            launched that would cost more even if it were given back at once. At 80 % there is a `BudgetWarning`;
+            before the rest is spent the pool is closed, and open calls raise BudgetExceeded.
         cancel_grace_s: seconds between the SIGINT and the SIGKILL of a call that is cancelled, >= 0.
         provision_timeout_s: seconds that machines may take to come up, > 0.
         on_event: called with each event of the pool (see `skyward.events`), in order, by a thread of ours. What it
@@ -138,6 +144,7 @@ class ComputePool:
         default_timeout_s: float | None = None,
         max_inflight: int | None = None,
         max_hourly_cost: float | None = None,
+        budget_usd: float | None = None,
         cancel_grace_s: float = 3.0,
         provision_timeout_s: float = 300.0,
         on_event: Callable[[Event], object] | None = None,
@@ -159,6 +166,7 @@ class ComputePool:
                 check_count(field, count)
         check_above_zero("memory_gib", memory_gib, "GiB")
         check_above_zero("max_hourly_cost", max_hourly_cost, "USD per hour")
+        check_above_zero("budget_usd", budget_usd, "USD")
         check_above_zero("default_timeout_s", default_timeout_s, "seconds")
         check_above_zero("provision_timeout_s", provision_timeout_s, "seconds")
         if not hasattr(provider, "launch"):
@@ -219,7 +227,9 @@ class ComputePool:
         on_heard = weakref.WeakMethod(self._on_heard)  # a pool that is dropped must not wait for a collection
         self._announcer = Announcer(on_event, lambda is_heard: _call(on_heard(), is_heard))
         weakref.finalize(self, self._announcer.close).atexit = False  # readers of one that was never entered
-        self._emit = self._announcer.emit
+        self._budget_usd = budget_usd
+        self._spending: Spending | None = None
+        self._ended_by: BudgetExceeded | None = None
         self._began_at = 0.0
 
     @classmethod
@@ -266,6 +276,68 @@ class ComputePool:
         """
         return self._announcer.listen()
 
+    def offers(self) -> list[Offer]:
+        """What the provider has for this pool now, in the order in which it would be tried. Rents nothing."""
+        return self.provider.offers(self._spec)
+
+    def plan(self) -> list[Any]:
+        """Exactly what would be asked of the provider for the first offer. Sends nothing that changes anything."""
+        return self.provider.plan(self._spec, self.offers()[0], self._name)
+
+    def forecast(self) -> Forecast:
+        """What the pool would cost by its first offer. Rents nothing; raises BudgetExceeded if it may not start."""
+        offers = affordable(
+            self.offers(), nodes=self.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
+        )
+        price = offers[0].price_usd_per_hour * self.nodes
+        return Forecast(
+            offer=offers[0],
+            nodes=self.nodes,
+            price_usd_per_hour=price,
+            minimum_usd=price * self._least_billed_s / 3600,
+            lasts_s=None if self._budget_usd is None or not price else self._budget_usd / price * 3600,
+        )
+
+    @property
+    def cost_usd(self) -> float:
+        """What its machines have cost until now, by the prices of their offers; 0 where nothing is rented."""
+        return 0.0 if self._spending is None else self._spending.spent_usd
+
+    @property
+    def _rented(self) -> RentedProvider | None:
+        return cast(RentedProvider, self.provider) if self.provider.is_rented else None
+
+    @property
+    def _least_billed_s(self) -> float:
+        """What each machine is paid for even if it is given back at once, in seconds."""
+        return max(self._rented.minimum_billed_s, self._rented.ending_s) if self._rented else 0.0
+
+    def _emit(self, event: Event) -> None:
+        if self._spending is not None:
+            self._spending.take(event)
+        self._announcer.emit(event)
+
+    def _account(self) -> None:
+        """Count from now on what the machines cost, and close the pool before that is more than its budget."""
+        if self._rented is not None:
+            stop = weakref.WeakMethod(self._end_of_budget)
+            self._spending = Spending(
+                minimum_s=self._rented.minimum_billed_s,
+                ending_s=self._rented.ending_s + self._spec.cancel_grace_s,
+                budget_usd=self._budget_usd,
+                tell=self._announcer.emit,
+                stop=lambda error: _call(stop(), error),
+            )
+
+    def _end_of_budget(self, error: BudgetExceeded) -> None:
+        self._ended_by = error
+        engine = self._engine
+        if engine is not None:
+            engine.cancel_all(error)
+            self.close(cancel=True)
+        elif self._rented is not None:  # it still starts; what it waits for ends under it
+            self._rented.settle(self._name)
+
     def _on_heard(self, is_heard: bool) -> None:
         engine = self._engine
         if engine is not None:
@@ -289,6 +361,8 @@ class ComputePool:
             self._warn_unused()
             self._open_console()
             self._announcer.open()
+            self._ended_by = None
+            self._account()
             self._began_at = time.monotonic()
             self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self.nodes))
             engine = DirectEngine(
@@ -301,17 +375,26 @@ class ComputePool:
             )
             self._owner = os.getpid()
             try:
-                self._offers = self.provider.offers(self._spec)
+                self._offers = affordable(
+                    self.offers(), nodes=self.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
+                )
+                if self._rented is not None:  # before anything is rented
+                    reaper, log_path = self._rented.reaper(self._name), os.path.join(state_folder(), "keeper.log")
+                    Keeper.of_this_process().guard(self._name, reaper, log_path=log_path)
                 machines = self._launch(list(range(self.nodes)))
                 self._machines = {machine.node: machine for machine in machines}
                 for machine in machines:
                     Keeper.of_this_process().watch(machine)
                 engine.start(machines, self)
+                if self._ended_by is not None:
+                    raise self._ended_by
             except BaseException as error:  # Ctrl-C too
                 try:
                     self._tear_down(engine)
                 finally:
-                    self._say_closed(_in_words(error))
+                    self._say_closed(_in_words(self._ended_by or error))
+                if self._ended_by is not None and error is not self._ended_by:
+                    raise self._ended_by from error
                 raise
             self._engine = engine
             self._on_heard(self._announcer.is_heard)
@@ -325,6 +408,9 @@ class ComputePool:
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""
         if self._engine is None:
+            if self._owner == os.getpid():
+                with self._lock:  # another thread may be at it: its budget is spent
+                    return
             return
         try:
             if self.is_active:
@@ -379,6 +465,8 @@ class ComputePool:
         finally:
             try:
                 self.provider.terminate(machines)
+                if self._rented is not None and self._rented.settle(self._name):
+                    Keeper.of_this_process().release(self._name)  # not before: what is left is the keeper's then
             finally:
                 for machine in machines:
                     Keeper.of_this_process().forget(machine)
@@ -404,7 +492,12 @@ class ComputePool:
         return f"<ComputePool {self._name} {self.provider!r} nodes={self.nodes} concurrency={self.concurrency} {state}>"
 
     def _launch(self, nodes: list[int]) -> list[Machine]:
-        return self.provider.launch(self._spec, self._offers, self._name, nodes, self._emit)
+        offers = self._offers
+        if self._spending is not None:
+            offers = affordable(
+                offers, nodes=len(nodes), minimum_s=self._least_billed_s, budget_usd=self._spending.left_usd
+            )
+        return self.provider.launch(self._spec, offers, self._name, nodes, self._emit)
 
     def replace(self, node: int) -> Machine | None:
         """For the engine: another machine in the place of one that was lost."""
@@ -437,6 +530,8 @@ class ComputePool:
 
     def _running(self) -> tuple[DirectEngine, Dispatch]:
         engine, dispatch = self._engine, self._dispatch
+        if self._ended_by is not None:
+            raise self._ended_by
         if engine is None or dispatch is None or not self.is_active:
             raise PoolClosed(f"{self!r}: calls go to an open pool; use it inside its `with` block, or call start()")
         return engine, dispatch
@@ -634,7 +729,7 @@ def _in_words(error: BaseException) -> str:
     return f"{name}: {error}" if str(error) else "interrupted" if isinstance(error, KeyboardInterrupt) else name
 
 
-def _call(method: Callable[[bool], None] | None, value: bool) -> None:
+def _call(method: Callable[[V], None] | None, value: V) -> None:
     if method is not None:
         method(value)
 

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import InternalError, PoolClosed, TaskTimeout
+from ..errors import InternalError, PoolClosed, SkywardError, TaskTimeout
 from ..events import Emit, NodeReady, ignore
 from ..machine import LogSink, Machine, Machines
 from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
@@ -161,12 +161,15 @@ class DirectEngine:
         with self._idle:
             return self._idle.wait_for(is_idle, timeout_s)
 
-    def cancel_all(self) -> None:
-        """Fail every open call with PoolClosed, and stop it where it runs; `wait_stopped` gives it time for that."""
+    def cancel_all(self, reason: SkywardError | None = None) -> None:
+        """Fail every open call with `reason`, else PoolClosed, and stop it where it runs.
+
+        `wait_stopped` gives it time for that.
+        """
         with self._lock:
             open_tasks = [task for task in self._tasks.values() if not isinstance(task, RankTask)]
             gangs = list(self._gangs)
-        error = PoolClosed("the pool was closed before the call ended")
+        error = reason or PoolClosed("the pool was closed before the call ended")
         for task in open_tasks:
             if not task.is_cancelled:
                 task.on_failed(error)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 from ..events import Emit
 from ..machine import Machine, Offer, PoolSpec
 
-__all__ = ["Provider"]
+__all__ = ["Provider", "RentedProvider"]
 
 
 class Provider(Protocol):
@@ -28,7 +28,9 @@ class Provider(Protocol):
     """Whether a path names the same file here and on a node."""
 
     is_rented: ClassVar[bool]
-    """Whether its machines cost money while they exist, so that what a dead client left is to be looked for."""
+    """Whether its machines cost money while they exist, so that what a dead client left is to be looked for.
+
+    If so, it is a `RentedProvider`."""
 
     def offers(self, spec: PoolSpec) -> list[Offer]:
         """What would fit, cheapest first. Raises NoCapacity if nothing does."""
@@ -47,4 +49,26 @@ class Provider(Protocol):
 
     def terminate(self, machines: list[Machine]) -> None:
         """End them and wait until they are gone; those that have ended are no error. Idempotent."""
+        ...
+
+
+class RentedProvider(Provider, Protocol):
+    """A provider whose machines cost money: what a pool needs beside, so that none is left and no budget is passed."""
+
+    @property
+    def minimum_billed_s(self) -> float:
+        """What each machine costs at least, in seconds of its price."""
+        ...
+
+    @property
+    def ending_s(self) -> float:
+        """For so long at most machines cost money after `terminate` was called."""
+        ...
+
+    def reaper(self, pool: str) -> tuple[str, ...]:
+        """A command of this machine that ends all that was rented for the pool, from any process of this user."""
+        ...
+
+    def settle(self, pool: str) -> bool:
+        """End whatever of the pool is still there, by the record of it. True: nothing is. Raises TerminateFailed."""
         ...

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import ForeignState, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
-from ..events import Emit, InstanceLaunched, InstanceTerminated, PhaseEnded, PhaseFailed, PhaseStarted
+from ..events import Emit, InstanceLaunched, InstanceTerminated, PhaseEnded, PhaseFailed, PhaseStarted, ignore
 from ..image import Image
 from ..journal import Attempt, Journal
 from ..machine import Machine, Offer, PoolSpec
@@ -120,6 +120,23 @@ class CloudProvider(abc.ABC):
         """The command that ends all that was rented for the pool, from any process of this user."""
         return (sys.executable, "-m", "skyward", "down", pool, "--yes")
 
+    @property
+    def minimum_billed_s(self) -> float:
+        return self.cloud().minimum_billed_s
+
+    @property
+    def ending_s(self) -> float:
+        return 60.0
+
+    def settle(self, pool: str) -> bool:
+        with _registry_lock:
+            journal = _registry.get(pool)
+            if journal is not None:
+                _stopped.add(journal.id)
+        if journal is not None and journal.is_there:
+            shielded(lambda: self._settle(journal))
+        return journal is None or not journal.is_there
+
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         journal = self._journal(spec, pool)
         launch = _Launch(provider=self, spec=spec, pool=pool, nodes=nodes, emit=emit, journal=journal)
@@ -198,6 +215,12 @@ class CloudProvider(abc.ABC):
         ending = self._ending(journal, emit, nodes, lambda i, _token: i in ids)
         self._close_if_empty(ending, ending.run(), launches=0)
 
+    def _settle(self, journal: Journal) -> None:
+        with journal.exclusively() as is_open:
+            if is_open:
+                ending = self._ending(journal, ignore, {}, lambda _id, _token: True)
+                self._close_if_empty(ending, ending.run(), launches=0)
+
     def _ending(
         self, journal: Journal, emit: Emit, nodes: dict[str, int], is_meant: Callable[[str, str], bool]
     ) -> Ending:
@@ -223,6 +246,7 @@ class CloudProvider(abc.ABC):
 # One entry for each pool that this process has machines of; a lock, because replacements are made by other threads.
 _registry: dict[str, Journal] = {}
 _under_way: dict[str, int] = {}
+_stopped: set[str] = set()
 _registry_lock = threading.RLock()
 
 
@@ -280,6 +304,8 @@ class _Launch:
     def _rent(self, offers: Sequence[Offer]) -> tuple[Offer, list[Instance]]:
         """Machines that run, by the first offer that can be had. Raises NoCapacity that says what was tried."""
         for offer in self._allowed(offers):
+            if self.journal.id in _stopped:
+                raise ProviderError(f"{self.provider.name}: pool {self.pool} was ended while it started")
             try:
                 return offer, self._rent_by(offer)
             except (NoCapacity, QuotaExceeded) as error:

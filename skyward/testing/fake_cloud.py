@@ -369,6 +369,11 @@ class FakeProvider(CloudProvider):
         clock: Clock = self.api.clock
         return clock
 
+    @property
+    def ending_s(self) -> float:
+        seconds: float = self.api.faults.ending_s
+        return seconds
+
     def fields(self) -> dict[str, Any]:
         return {"account": self.api.account}
 
