@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
     from .integration_suite import IntegrationSuite as IntegrationSuite
     from .process_suite import ProcessEngineSuite as ProcessEngineSuite
     from .provider_suite import ProviderSuite as ProviderSuite
+    from .virtual_clock import FastClock as FastClock
     from .virtual_clock import VirtualClock as VirtualClock
 
 # The plugin lives in this package and is loaded by every pytest run, so nothing here is loaded before it is used.
@@ -33,6 +34,7 @@ _WHERE = {
     "EngineSuite": "skyward.testing.engine_suite",
     "FakeCloud": "skyward.testing.fake_cloud",
     "FakeFaults": "skyward.testing.fake_cloud",
+    "FastClock": "skyward.testing.virtual_clock",
     "FakeProvider": "skyward.testing.fake_cloud",
     "Faults": "skyward.testing.faults",
     "IntegrationSuite": "skyward.testing.integration_suite",
@@ -46,6 +48,7 @@ __all__ = [
     "FakeCloud",
     "FakeFaults",
     "FakeProvider",
+    "FastClock",
     "Faults",
     "IntegrationSuite",
     "ProcessEngineSuite",

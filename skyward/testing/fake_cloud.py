@@ -13,8 +13,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..accelerators import Accelerator
@@ -23,6 +23,7 @@ from ..events import Emit
 from ..machine import Machine, Offer, PoolSpec
 from ..providers.clock import Clock
 from ..providers.cloud import CloudProvider, Host
+from ..providers.local import Local
 from ..providers.rented import JOURNAL_TAG, ApiCall, Instance, Request
 from ..topology import Peer
 
@@ -343,14 +344,12 @@ def _matches(tags: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
     return all(name in tags and value in (None, tags[name]) for name, value in wanted.items())
 
 
-BringUp = Callable[[list[Host], PoolSpec, str, list[int], Emit], list[Machine]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class FakeProvider(CloudProvider):
-    """A provider of machines of a FakeCloud: for what launches and ends machines, not for calls.
+    """A provider of machines of a FakeCloud. Its fields are those of the machines' faults and of time.
 
-    Its machines have no agent, unless `agents` brings some up: a function like `CloudProvider.bring_up`.
+    `has_agents`: its machines run calls, in agents on this machine, so that whole pools can be tried on it; the clock
+    must be a real one then (`FastClock`). Without, machines are only launched and ended.
     """
 
     name: ClassVar[str] = "fake"
@@ -359,7 +358,7 @@ class FakeProvider(CloudProvider):
     api: Any
     """The FakeCloud, or anything that wraps one."""
     lease_s: float = 600.0
-    agents: BringUp | None = field(default=None, compare=False)
+    has_agents: bool = False
 
     def cloud(self) -> Any:
         return self.api
@@ -377,15 +376,22 @@ class FakeProvider(CloudProvider):
     def fields(self) -> dict[str, Any]:
         return {"account": self.api.account}
 
+    def terminate(self, machines: list[Machine]) -> None:
+        try:
+            super().terminate(machines)
+        finally:
+            Local().terminate([replace(m, handle=m.handle.inner) for m in machines if m.handle.inner is not None])
+
     def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
-        if self.agents is not None:
-            return self.agents(hosts, spec, pool, nodes, emit)
         deadline = self.clock.monotonic() + spec.provision_timeout_s
         for host in hosts:
             while not self.api.touch(host.instance.id):
                 if self.clock.monotonic() > deadline:
                     raise ProviderError(f"fake: {host.instance.id} does not answer")
                 self.clock.sleep(1.0)
+        if self.has_agents:
+            here = Local()
+            return here.launch(spec, here.offers(replace(spec, vcpus=None, memory_gib=None)), pool, nodes, emit)
         return [
             Machine(
                 node=host.node,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,23 +23,11 @@ from skyward.providers.aws.ec2 import _host_keys
 from skyward.providers.clock import Clock
 from skyward.providers.cloud import Host
 from skyward.testing.provider_suite import ProviderSuite
+from skyward.testing.virtual_clock import FastClock
 from skyward.topology import Peer
 from tests.providers.moto_server import ec2_server
 
 AMI = "ami-785db401"
-
-
-class FastClock:
-    """Real time, fifty times as fast: what waits for a cloud to settle need not hold up a test."""
-
-    def monotonic(self) -> float:
-        return time.monotonic() * 50
-
-    def time(self) -> float:
-        return time.time()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds / 50)
 
 
 class MotoAWS(AWS):
