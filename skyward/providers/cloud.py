@@ -11,7 +11,7 @@ import dataclasses
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..errors import ForeignState, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
@@ -23,32 +23,16 @@ from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
 from .ending import Ending, shielded
 from .key import public_key_of
-from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, ApiCall, Cloud, Instance, Request
+from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, ApiCall, Cloud, Host, Instance, Request
 from .user_data import boot_script
 
-__all__ = ["CloudProvider", "Host", "Rental"]
+__all__ = ["CloudProvider", "Rental"]
 
 _CREATE_LIMIT_S = 120.0
 """Seconds that a throttled create call is made again."""
 _CREATE_TRIES = 5
 """How often a create call is made whose outcome stays unknown."""
 _LOOK_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """A rented machine that runs, as who brings it up needs it."""
-
-    node: int
-    instance: Instance
-    address: str
-    username: str
-    key_file: str
-    known_hosts: str
-    """A file of this pool alone, in which its host keys are pinned."""
-    host_keys: tuple[str, ...] = ()
-    """Those that the provider vouches for; (): pinned at first contact."""
-    lease_s: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +79,12 @@ class CloudProvider(abc.ABC):
         from .bring_up import bring_up  # ssh and all it needs: only where machines are made
 
         return bring_up(hosts, spec, pool, nodes, emit)
+
+    def let_go(self, machines: list[Machine]) -> None:
+        """Close what `bring_up` opened to machines that are gone; their handles are those that it gave them."""
+        from .bring_up import let_go
+
+        let_go(machines)
 
     # The protocol -----------------------------------------------------------------------------------------------------
 
@@ -151,8 +141,11 @@ class CloudProvider(abc.ABC):
         rentals: dict[str, list[Rental]] = {}
         for machine in machines:
             rentals.setdefault(machine.handle.journal.folder, []).append(machine.handle)
-        for group in rentals.values():
-            shielded(lambda group=group: self._end(group))  # type: ignore[misc]
+        try:
+            for group in rentals.values():
+                shielded(lambda group=group: self._end(group))  # type: ignore[misc]
+        finally:
+            self.let_go([replace(m, handle=m.handle.inner) for m in machines])
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -293,7 +286,7 @@ class _Launch:
         machines = self.provider.bring_up(hosts, self.spec, self.pool, self.nodes, self.emit)
         ids = {host.node: host.instance.id for host in hosts}
         return [
-            dataclasses.replace(
+            replace(
                 machine,
                 offer=offer,
                 handle=Rental(instance=ids[machine.node], journal=self.journal, emit=self.emit, inner=machine.handle),
@@ -435,7 +428,7 @@ class _Launch:
             username=self._cloud.username,
             key_file=f"{self.journal.folder}/key",
             known_hosts=f"{self.journal.folder}/known_hosts",
-            host_keys=self._cloud.host_keys(instance.id),
+            ask_host_keys=lambda: self._cloud.host_keys(instance.id),
             lease_s=self.journal.lease_s,
         )
 

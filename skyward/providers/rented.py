@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -51,6 +51,22 @@ class Instance:
     @property
     def is_billed(self) -> bool:
         return self.state in ("pending", "running")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A rented machine that runs, as who brings it up needs it."""
+
+    node: int
+    instance: Instance
+    address: str
+    username: str
+    key_file: str
+    known_hosts: str
+    """A file of this pool alone, in which its host keys are pinned."""
+    ask_host_keys: Callable[[], tuple[str, ...]] = tuple
+    """Those that the provider vouches for by now; (): none yet. Without, they are pinned at first contact."""
+    lease_s: float = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,8 @@ def boot_script(*, lease_s: float, is_spot: bool) -> str:
     """A shell script for the provider's user data. It can run twice: the second time changes nothing that matters."""
     lines = [
         "#!/bin/sh",
-        "mkdir -p /run/skyward && chmod 755 /run/skyward",
+        # Whoever logs in renews the lease, and that is not root.
+        f"mkdir -p /run/skyward && chmod 755 /run/skyward && touch {LEASE_FILE} && chmod 666 {LEASE_FILE}",
         _file("/run/skyward/watchdog", _WATCHDOG),
         _START + f"start skyward-lease '/run/skyward/watchdog {int(lease_s)}'",
     ]

@@ -22,9 +22,9 @@ from ..errors import NoCapacity, OutcomeUnknown, ProviderError, Throttled
 from ..events import Emit
 from ..machine import Machine, Offer, PoolSpec
 from ..providers.clock import Clock
-from ..providers.cloud import CloudProvider, Host
+from ..providers.cloud import CloudProvider
 from ..providers.local import Local
-from ..providers.rented import JOURNAL_TAG, ApiCall, Instance, Request
+from ..providers.rented import JOURNAL_TAG, ApiCall, Host, Instance, Request
 from ..topology import Peer
 
 __all__ = ["FakeCloud", "FakeFaults", "FakeProvider", "FakeServer"]
@@ -376,11 +376,9 @@ class FakeProvider(CloudProvider):
     def fields(self) -> dict[str, Any]:
         return {"account": self.api.account}
 
-    def terminate(self, machines: list[Machine]) -> None:
-        try:
-            super().terminate(machines)
-        finally:
-            Local().terminate([replace(m, handle=m.handle.inner) for m in machines if m.handle.inner is not None])
+    def let_go(self, machines: list[Machine]) -> None:
+        if self.has_agents:
+            Local().terminate(machines)
 
     def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         deadline = self.clock.monotonic() + spec.provision_timeout_s

@@ -15,9 +15,9 @@ from ..events import Event, InstanceLaunched, InstanceTerminated
 from ..journal import Journal, journals
 from ..machine import Machine, PoolSpec
 from ..providers.clock import patiently
-from ..providers.cloud import CloudProvider, Host
+from ..providers.cloud import CloudProvider
 from ..providers.reaping import ls, reap
-from ..providers.rented import JOURNAL_TAG, Cloud, Instance, Request
+from ..providers.rented import JOURNAL_TAG, Cloud, Host, Instance, Request
 
 __all__ = ["ProviderSuite"]
 

@@ -21,7 +21,7 @@ from skyward.providers.aws import prices as aws_prices
 from skyward.providers.aws.clients import clients
 from skyward.providers.aws.ec2 import _host_keys
 from skyward.providers.clock import Clock
-from skyward.providers.cloud import Host
+from skyward.providers.rented import Host
 from skyward.testing.provider_suite import ProviderSuite
 from skyward.testing.virtual_clock import FastClock
 from skyward.topology import Peer
