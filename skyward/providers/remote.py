@@ -238,18 +238,37 @@ class _WayUp:
                 transport=self._orders.transport,
                 stop=self._orders.stop,
             )
-        ready = self._ready = prepare(
-            functools.partial(connection.run, stop=self._orders.stop),
-            self._orders.spec.image,
-            emit=self._orders.emit,
-            node=self.node,
-            code=self._orders.code,
-            folder=f"{self._orders.pool}-{self.node}-{time.time_ns() % 16**6:06x}",
-        )
+        with self._holding_lease(connection):
+            ready = self._ready = prepare(
+                functools.partial(connection.run, stop=self._orders.stop),
+                self._orders.spec.image,
+                emit=self._orders.emit,
+                node=self.node,
+                code=self._orders.code,
+                folder=f"{self._orders.pool}-{self.node}-{time.time_ns() % 16**6:06x}",
+            )
         with self._phase("agent"):
             said = self._start_agent(connection, ready)
             self._check(ready, said)
         return self._made(connection, ready, said)
+
+    @contextlib.contextmanager
+    def _holding_lease(self, connection: Connection) -> Iterator[None]:
+        """Renew the machine's own lease while there is no agent yet: packages may take longer than it lasts."""
+        lease_file, done = self._orders.lease_file, threading.Event()
+
+        def renew() -> None:
+            while not done.wait(self._orders.lease_s / 4):
+                with contextlib.suppress(NodeError, ProviderError, TimeoutError):  # what prepares meets it too
+                    connection.run(f"touch {shlex.quote(lease_file)}", timeout_s=_END_LIMIT_S)
+
+        thread = threading.Thread(target=renew, name=f"skyward-lease-{self.node}", daemon=True)
+        if lease_file:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
 
     @contextlib.contextmanager
     def _phase(self, name: str, detail: str = "") -> Iterator[None]:
