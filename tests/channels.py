@@ -38,8 +38,7 @@ class Relayed(Local):
         os.makedirs(self._folder_of(machine.node), exist_ok=True)
         relay = (sys.executable, "-I", "-S", _RELAY, self._folder_of(machine.node), str(self.delay_s))
         stub = attach.command(sys.executable, _ROOT, machine.socket_path)
-        channel = ("sh", "-c", f'test ! -e {self._folder_of(machine.node)}/cut && exec "$@"', "sh", *relay, *stub)
-        return replace(machine, channel=channel, socket_path=_ELSEWHERE, pid=0)
+        return replace(machine, channel=(*relay, *stub), socket_path=_ELSEWHERE, pid=0)
 
     def _folder_of(self, node: int) -> str:
         return os.path.join(self.folder, str(node))

@@ -3,7 +3,7 @@
     python relay.py <folder> <delay in seconds> <command> ...
 
 Its process id is the name of a file in the folder while it runs. A test cuts the link by killing it, and stalls it by
-stopping it. It holds back each byte by the delay, in both directions.
+stopping it; while there is a file "cut" in the folder it does not start. It holds back each byte by the delay, in both directions.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ _LIMIT = 4 << 20
 
 
 def main(folder: str, delay: str, *command: str) -> int:
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-    assert process.stdin is not None
-    assert process.stdout is not None
     path = os.path.join(folder, str(os.getpid()))
     with open(path, "w"):
         pass
+    if os.path.exists(os.path.join(folder, "cut")):  # behind the name: whoever cuts sees one or the other
+        return 1
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert process.stdin is not None
+    assert process.stdout is not None
     delay_s = float(delay)
     up = threading.Thread(target=_pass_on, args=(0, process.stdin.fileno(), delay_s), daemon=True)
     up.start()
     _pass_on(process.stdout.fileno(), 1, delay_s)
     os.unlink(path)
-    process.kill()
-    process.wait()
-    return 0
+    try:
+        return process.wait(1)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return 1
 
 
 def _pass_on(source: int, target: int, delay_s: float) -> None:

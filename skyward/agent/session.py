@@ -108,7 +108,7 @@ class Session:
         self._detach()
         other._unwatch()
         other.is_closed = True
-        ends = other._channel.take_ends()
+        ends = other._channel.release()
         assert isinstance(ends, _PassedEnds)
         ends.stub._on_close = lambda _: self._drain()
         self._channel.attach(ends, peer_received)

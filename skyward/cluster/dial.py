@@ -13,13 +13,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InternalError, Unreachable
 from ..wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, Kind, pack
 from ..wire.stream import MAGIC, Ends, StreamChannel
 
-__all__ = ["CommandEnds", "Dialler", "Forgotten"]
+__all__ = ["LINK_TIMES", "CommandEnds", "Dialler", "Forgotten", "LinkTimes"]
 
 _BUFFER_SIZE = 1 << 20
 _STDERR_TAIL = 2000
@@ -28,8 +29,35 @@ _CHATTER_LIMIT = 64 * 1024
 """Bytes that a user's shell may print before the agent speaks."""
 
 
+_NO_AGENT = 69
+"""Exit code of the stub: it is on the node, and no agent is."""
+_EXIT_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTimes:
+    """Seconds. `ping_s` and `dead_s` are shorter where a lease is short."""
+
+    ping_s: float = 2.0
+    """Of silence, after which a link is asked."""
+    dead_s: float = 8.0
+    """Of silence, after which it is dead."""
+    measure_s: float = 5.0
+    """Between two measurements of the round trip of a busy link."""
+    dial_s: float = 20.0
+    """For one attempt to reach a node."""
+    backoff_s: float = 0.1
+    """Before the second attempt; twice as much before each further one, at most `most_backoff_s`."""
+    most_backoff_s: float = 5.0
+    margin_s: float = 2.0
+    """Beyond the lease, until a node counts as lost: its watchdog's, and that of clocks that do not agree."""
+
+
+LINK_TIMES = LinkTimes()
+
+
 class Forgotten(Exception):
-    """The agent does not know the session: it is another one than before. Never seen by users."""
+    """The agent that knew the session is gone. Never seen by users."""
 
 
 class CommandEnds(Ends):
@@ -79,6 +107,17 @@ class CommandEnds(Ends):
                 sock.detach()
             _read_to_end(self.read_fd, deadline)
 
+    def exit_code(self, limit_s: float) -> int | None:
+        """Of the command, once it has ended by itself; None: not within that time."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            # Not `wait`: until it is reaped its number is its own, and `close` may kill what it started.
+            ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            if ended is not None:
+                return ended.si_status if ended.si_code == os.CLD_EXITED else None
+            time.sleep(0.005)
+        return None
+
     def kill(self) -> None:
         """By any thread; the reader sees the end of the stream."""
         if self._process.returncode is None:  # nobody has waited for it, so the number is still its own
@@ -124,7 +163,7 @@ class Dialler:
         self._hello: dict[str, Any] = {"version": PROTOCOL_VERSION, "role": role, "pool": pool, "pid": os.getpid()}
         self._hello["token"] = secrets.token_hex(8)
         self._is_known = False
-        self._is_closed = False
+        self._closed = threading.Event()
         self._lock = threading.Lock()
         self._dialled: CommandEnds | None = None
         """Of a `dial` that has not returned."""
@@ -138,11 +177,14 @@ class Dialler:
         try:
             with self._lock:
                 self._dialled = ends
-                if self._is_closed:
+                if self._closed.is_set():
                     raise Unreachable("the pool was closed", node=None)
             facts = self._greet(ends, time.monotonic() + timeout_s)
         except (OSError, EOFError, TimeoutError) as error:
+            code = ends.exit_code(_EXIT_S) if isinstance(error, EOFError) else None
             ends.close()
+            if code == _NO_AGENT and self._is_known:
+                raise Forgotten(ends.said()) from error
             raise Unreachable(self._why(ends, error), node=None) from error
         except BaseException:
             ends.close()
@@ -153,10 +195,21 @@ class Dialler:
         self._is_known = True
         return ends, facts
 
+    def dial_until(self, deadline: float, times: LinkTimes) -> tuple[Ends, dict[str, Any]]:
+        """`dial` again and again, until `deadline` (monotonic). Raises as `dial` does, Unreachable also when closed."""
+        backoff_s = times.backoff_s
+        while True:
+            try:
+                return self.dial(min(times.dial_s, max(1.0, deadline - time.monotonic())))
+            except Unreachable:
+                if time.monotonic() + backoff_s >= deadline or self._closed.wait(backoff_s):
+                    raise
+            backoff_s = min(2 * backoff_s, times.most_backoff_s)
+
     def close(self) -> None:
         """Make no more links, and end the one that is being made."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             if self._dialled is not None:
                 self._dialled.kill()
 

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import InternalError, PoolClosed, SkywardError, TaskTimeout
+from ..errors import InternalError, NodeError, PoolClosed, SkywardError, TaskTimeout
 from ..events import Emit, NodeReady, ignore
 from ..machine import LogSink, Machine, Machines
 from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
@@ -34,12 +34,15 @@ from ..wire import pull
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame, Kind
 from ..wire.payloads import Encoded
+from ..wire.stream import Ends
 from ..wire.tasks import Topology
 from . import interrupts
+from .dial import LINK_TIMES, Forgotten
 from .future import Future, refuse_to_wait, this_thread
 from .gang import Gang, RankTask
 from .gangs import Gangs
-from .link import LEAD_S, Line, NodeLink, Readable, open_link
+from .link import LEAD_S, Line, NodeLink, Readable, open_link, open_links
+from .liveness import Liveness
 from .logs import LogRouter
 from .tasks import Loss, PulledTask, StreamTask, Task, TaskFailure, loss_error
 from .telling import TaskCounts, TaskTeller
@@ -94,6 +97,7 @@ class DirectEngine:
         self._lone = 0
         """The last task that `submit` put on a direct line."""
         self._watcher = Watcher()
+        self._liveness = Liveness()
         self._depth = 0
         self._is_open = False
         self._thread: threading.Thread | None = None
@@ -104,9 +108,8 @@ class DirectEngine:
     def start(self, machines: list[Machine], source: Machines) -> None:
         """Connect to all agents. Raises Unreachable; what was connected is closed again."""
         self._source = source
-        for machine in machines:
-            self._machines[machine.node] = machine
-            self._links[machine.node] = self._connect(machine)
+        self._machines = {machine.node: machine for machine in machines}
+        self._links = open_links(machines, pool=self.job_id, timeout_s=_CONNECT_S)
         with self._lock:
             self._is_open = True
             for machine in machines:
@@ -116,13 +119,9 @@ class DirectEngine:
         self._thread.start()
         _engines.add(self)
 
-    def _connect(self, machine: Machine) -> NodeLink:
-        link = open_link(machine, pool=self.job_id, timeout_s=_CONNECT_S)
-        self._watcher.add(link)
-        return link
-
     def _node_up(self, machine: Machine) -> None:
         link = self._links[machine.node]
+        self._watch(link)
         count = max(self._machines) + 1
         facts = link.facts
         kind, own = facts["accelerator"], facts["accelerators"]
@@ -141,6 +140,12 @@ class DirectEngine:
         self._dirty.add(link)
         self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
         self._perform(self._scheduler.node_up(machine.node, machine.slots))
+
+    def _watch(self, link: NodeLink) -> None:
+        self._watcher.add(link)
+        if link.dialler is not None:
+            self._liveness.watch(link, self._machines[link.node].lease_s, time.monotonic())
+        self._dirty.add(link)
 
     def _accelerators(self, node: int) -> int:
         link = self._links.get(node)
@@ -180,8 +185,23 @@ class DirectEngine:
 
     def wait_stopped(self) -> bool:
         """Give the calls that were cancelled their grace to end. False: some did not, and end with their node."""
+
+        def have_stopped() -> bool:
+            # What is behind a broken link says nothing, and ends with its node.
+            return not self._is_open or not (
+                any(self._is_reachable(task) for task in self._tasks.values()) or (self._gangs and self._all_attached())
+            )
+
         with self._idle:
-            return self._idle.wait_for(lambda: not (self._tasks or self._gangs) or not self._is_open, self._grace_s + 1)
+            return self._idle.wait_for(have_stopped, self._grace_s + 1)
+
+    def _is_reachable(self, task: Task) -> bool:
+        node = task.node if isinstance(task, RankTask) else self._scheduler.node_of(task.id)
+        link = self._links.get(0 if node is None else node)
+        return link is None or link.channel.is_attached
+
+    def _all_attached(self) -> bool:
+        return all(link.channel.is_attached for link in self._links.values())
 
     def close(self) -> None:
         """Tell the agents to end and fail what is still open with PoolClosed. Idempotent."""
@@ -561,6 +581,19 @@ class DirectEngine:
                         self._dirty.add(link)
                 if can_read:
                     self._read(link)
+            if self._liveness.is_due(time.monotonic()):
+                self._check_links()
+
+    def _check_links(self) -> None:
+        with self._changing():
+            pinged, dead = self._liveness.check(time.monotonic())
+            self._dirty.update(pinged)
+        for link in dead:
+            if link.reading.acquire(blocking=False):  # else a leading caller is reading it this moment
+                try:
+                    self._link_gone(link, "it has been silent for too long")
+                finally:
+                    link.reading.release()
 
     def _run_deadlines(self) -> float | None:
         with self._changing():
@@ -569,7 +602,9 @@ class DirectEngine:
                 _, _, what, subject, attempt = heapq.heappop(self._deadlines)
                 what(subject, attempt)
             # A selector refuses to wait for weeks; waking up once an hour costs nothing.
-            return min(3600.0, max(0.0, self._deadlines[0][0] - now)) if self._deadlines else None
+            wait_s = min(3600.0, max(0.0, self._deadlines[0][0] - now)) if self._deadlines else None
+            check_s = self._liveness.interval_s
+            return wait_s if check_s is None else min(check_s, 3600.0 if wait_s is None else wait_s)
 
     def _read(self, link: Readable) -> None:
         interrupts.hold()  # frames that were read must be handled
@@ -589,7 +624,7 @@ class DirectEngine:
                 return
             except ChannelClosed:
                 if isinstance(link, NodeLink):
-                    self._node_gone(link)
+                    self._link_gone(link, "its link ended")
                 else:
                     self._line_gone(link)
             finally:
@@ -819,22 +854,65 @@ class DirectEngine:
         link.hold()
         self._dirty.add(link)
 
+    # Lost links -----------------------------------------------------------------------------------------------------
+
+    def _link_gone(self, link: NodeLink, why: str) -> None:
+        """Of a socket: the node is gone. Of a remote link: another is made, and until then nobody sees a difference."""
+        if link.dialler is None:
+            self._node_gone(link, why)
+            return
+        with self._changing():
+            if not self._is_open or not link.channel.is_attached:
+                return
+            self._unwatch(link)
+            ends = link.channel.release()
+            self._perform(self._scheduler.node_paused(link.node))
+        threading.Thread(target=self._reconnect, args=(link, ends), name="skyward-reconnect", daemon=True).start()
+
+    def _unwatch(self, link: NodeLink) -> None:
+        link.is_led = link.is_blocked = False
+        self._watcher.remove(link)
+        self._liveness.forget(link)
+        self._dirty.discard(link)
+
+    def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
+        """In a thread of its own: another link to the same agent; once its lease must be over, the node is gone."""
+        assert link.dialler is not None
+        if ends is not None:
+            ends.close()
+        deadline = link.channel.heard_at + self._machines[link.node].lease_s + LINK_TIMES.margin_s
+        try:
+            made, facts = link.dialler.dial_until(deadline, LINK_TIMES)
+        except (Forgotten, NodeError, InternalError) as error:
+            self._node_gone(link, str(error))
+            return
+        with self._changing():
+            if not self._is_open or self._links.get(link.node) is not link:
+                self._after.append(made.close)
+                return
+            link.dialler.channel.attach(made, facts["received"])
+            link.follow()
+            self._watch(link)
+            self._perform(self._scheduler.node_resumed(link.node))
+        self._wake()
+
     # Lost nodes -----------------------------------------------------------------------------------------------------
 
-    def _node_gone(self, link: NodeLink) -> None:
+    def _node_gone(self, link: NodeLink, why: str) -> None:
         with self._changing():  # closed under the lock: another thread may be about to write to it
             self._drop_line(link)
-            link.is_led = False
-            self._watcher.remove(link)
-            self._dirty.discard(link)
-            link.channel.close()
+            self._unwatch(link)
+            if link.dialler is None:
+                link.close()
+            else:
+                self._after.append(link.close)
             if not self._is_open:
                 return
             node = link.node
             if self._links.get(node) is link:
                 del self._links[node]
             will_return = self._source is not None
-            self._teller.node_lost(node, will_return=will_return)
+            self._teller.node_lost(node, will_return=will_return, reason=why)
             for task in list(self._tasks.values()):
                 self._lose(task, node)
             self._perform(self._scheduler.node_lost(node, will_return=will_return))
@@ -872,13 +950,13 @@ class DirectEngine:
         try:
             machine = self._source.replace(node)
             if machine is not None and self._is_open:
-                link = self._connect(machine)
+                link = open_link(machine, pool=self.job_id, timeout_s=_CONNECT_S)
         except Exception as error:  # the node's calls are told NodeLost; why there is no other node is told here
             sys.stderr.write(f"skyward: node {node} could not be replaced: {type(error).__name__}: {error}\n")
         with self._changing():
             if not self._is_open:
                 if link is not None:
-                    link.channel.close()
+                    self._after.append(link.close)
                 return
             if machine is None or link is None:
                 self._teller.node_lost(node, will_return=False)

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from . import interrupts
 from .dial import Dialler
 from .tasks import Received, Task, WireFunction
 
-__all__ = ["LEAD_S", "AnyChannel", "Line", "NodeLink", "Readable", "ask_to_end", "open_link"]
+__all__ = ["LEAD_S", "AnyChannel", "Line", "NodeLink", "Readable", "ask_to_end", "open_link", "open_links"]
 
 AnyChannel = Channel | StreamChannel
 
@@ -359,6 +359,56 @@ def _connect(path: str, pool: str, timeout_s: float) -> tuple[socket.socket, dic
     except InternalError:
         sock.close()
         raise
+
+
+def open_links(machines: Sequence[Machine], *, pool: str, timeout_s: float) -> dict[int, NodeLink]:
+    """`open_link` of each by node, side by side where they are remote. Raises the first error; none is open then."""
+    opening = _Opening(pool, timeout_s)
+    threads = [threading.Thread(target=opening.open, args=(m,), daemon=True) for m in machines if m.channel]
+    try:
+        for thread in threads:
+            thread.start()
+        for machine in machines:
+            if not machine.channel:
+                opening.open(machine)
+        for thread in threads:
+            while thread.is_alive() and opening.failure is None:
+                thread.join(0.05)
+    except BaseException as error:  # Ctrl-C too
+        opening.fail(error)
+    if opening.failure is not None:
+        raise opening.failure
+    return opening.links
+
+
+class _Opening:
+    """Links that several threads open; when one fails all are closed, also those that come later."""
+
+    def __init__(self, pool: str, timeout_s: float) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self.links: dict[int, NodeLink] = {}
+        self.failure: BaseException | None = None
+
+    def open(self, machine: Machine) -> None:
+        try:
+            link = open_link(machine, pool=self._pool, timeout_s=self._timeout_s)
+        except Exception as error:
+            self.fail(error)
+            return
+        with self._lock:
+            if self.failure is None:
+                self.links[machine.node] = link
+                return
+        link.close()
+
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            self.failure = self.failure or error
+            links, self.links = self.links, {}
+        for link in links.values():
+            link.close()
 
 
 def ask_to_end(machine: Machine, timeout_s: float) -> None:

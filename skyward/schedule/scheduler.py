@@ -87,8 +87,14 @@ class _Node:
     id: int
     slots: int
     is_up: bool = True
+    is_reachable: bool = True
+    """Nothing new is sent while it is not; what was sent stays."""
     sent: dict[int, None] = field(default_factory=dict)  # tasks, in the order they were sent
     gang_places: int = 0
+
+    @property
+    def takes_more(self) -> bool:
+        return self.is_up and self.is_reachable
 
     @property
     def most_ahead(self) -> int:
@@ -150,6 +156,17 @@ class Scheduler:
             del self._nodes[node]
             actions += self._fail_unplaceable(node)
         return actions + self._place()
+
+    def node_paused(self, node: int) -> list[Action]:
+        """The link to it is broken; it may come back, and what was sent may still end."""
+        if node in self._nodes:
+            self._nodes[node].is_reachable = False
+        return []
+
+    def node_resumed(self, node: int) -> list[Action]:
+        if node in self._nodes:
+            self._nodes[node].is_reachable = True
+        return self._place()
 
     def submit(
         self, task: int, *, pinned: int | None = None, retries: int = 0, in_advance: bool = True
@@ -284,7 +301,7 @@ class Scheduler:
     def _has_room(self, reserved: set[int]) -> bool:
         ahead = self._are_short()
         return any(
-            n.is_up and n.load < n.slots + (n.most_ahead if ahead else 0) and n.id not in reserved
+            n.takes_more and n.load < n.slots + (n.most_ahead if ahead else 0) and n.id not in reserved
             for n in self._nodes.values()
         )
 
@@ -314,19 +331,21 @@ class Scheduler:
             node = candidates[(self._turn + offset) % count]
             room = node.slots - node.load
             has_room = room > -node.most_ahead if ahead else room > 0
-            if has_room and node.is_up and node.id not in reserved and (best is None or room > best_room):
+            if has_room and node.takes_more and node.id not in reserved and (best is None or room > best_room):
                 best, best_room = node, room
         self._turn += 1
         return best
 
     def _place_gang(self, gang: _Gang, reserved: set[int], actions: list[Action]) -> bool:
         if gang.nodes is None:
-            free = [n for n in self._nodes.values() if n.is_up and n.id not in reserved and n.has_room_for(gang.places)]
+            free = [
+                n for n in self._nodes.values() if n.takes_more and n.id not in reserved and n.has_room_for(gang.places)
+            ]
             members = [min(free, key=lambda n: n.load)] if free else []
         else:
             members = [self._nodes[n] for n in gang.nodes if n in self._nodes]
             if len(members) < len(gang.nodes) or any(
-                n.id in reserved or not n.is_up or not n.has_room_for(gang.places) for n in members
+                n.id in reserved or not n.takes_more or not n.has_room_for(gang.places) for n in members
             ):
                 members = []
         if not members:
@@ -343,7 +362,7 @@ class Scheduler:
         """Take back what waits on one node while a slot of another is idle. The answer is `lost(started=False)`."""
         idle, is_uneven = 0, False
         for node in self._nodes.values():
-            if node.is_up:
+            if node.takes_more:
                 room = node.slots - len(node.sent) - node.gang_places
                 idle += max(0, room)
                 is_uneven = is_uneven or room < 0

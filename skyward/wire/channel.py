@@ -73,6 +73,14 @@ class Channel:
     def write_fileno(self) -> int:
         return self.sock.fileno()
 
+    heard_at = 0.0
+    """When anything came last; a channel of this machine does not say."""
+    round_trip_s = 0.0
+    is_attached = True
+
+    def ping(self) -> None:
+        """Nothing to ask: a peer on this machine is there, or the socket says that it is not."""
+
     @property
     def needs_flush(self) -> bool:
         """Whether what was received calls for an answer of the channel's own."""
@@ -163,6 +171,9 @@ class Channel:
                     os.close(fd)
             lane.clear()
         self.sock.close()
+
+    def release(self) -> None:
+        """A channel of this machine has one link only."""
 
     def finish(self, deadline: float) -> None:
         """Before `close`, where all was flushed: a socket of this machine has it."""

@@ -145,18 +145,17 @@ class StreamChannel:
 
     def detach(self) -> None:
         """Give up the link, if there is one. What was not acknowledged is kept for the next."""
+        ends = self.release()
+        if ends is not None:
+            ends.close()
+
+    def release(self) -> Ends | None:
+        """`detach`, and the caller closes the link."""
         ends, self._ends = self._ends, None
         self._partial = self._file = None
         self._have = 0
         self._beside.clear()
         self._resend.clear()
-        if ends is not None:
-            ends.close()
-
-    def take_ends(self) -> Ends:
-        """The link, for another channel."""
-        ends, self._ends = self._ends, None
-        assert ends is not None
         return ends
 
     @property

@@ -1,0 +1,274 @@
+"""Links that break, stall and stay cut, under every kind of call: nothing is lost, doubled or held up for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import skyward as sky
+from skyward.cluster.dial import LinkTimes
+from skyward.errors import NodeLost, PoolClosed
+from skyward.events import Emit
+from skyward.integrations.base import IntegrationBase, integrate
+from skyward.machine import Machine, Offer, PoolSpec
+from skyward.testing import Faults
+from skyward.topology import Rank
+from tests.channels import Relayed
+from tests.waiting import lines_of, until
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@sky.compute
+def pid() -> int:
+    return os.getpid()
+
+
+@sky.compute
+def note(path: Path, number: int) -> int:
+    """One line in the file for each run."""
+    with path.open("a") as file:
+        file.write(f"{number}\n")
+    return number
+
+
+@contextlib.contextmanager
+def breaking(provider: Relayed, nodes: int = 1, *, seed: int = 0) -> Iterator[None]:
+    """Links break all the time, often before anything has gone through them."""
+    over = threading.Event()
+    chance = random.Random(seed)
+
+    def run() -> None:
+        while not over.wait(chance.uniform(0.02, 0.3)):
+            provider.break_links(chance.randrange(nodes))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Relayed:
+    return Relayed(lease_s=30.0, folder=str(tmp_path))
+
+
+def test_calls_go_on_and_none_runs_twice(provider: Relayed, tmp_path: Path) -> None:
+    with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool, breaking(provider, 2):
+        numbers = range(600)
+        futures = [note(tmp_path / "ran", number) > pool for number in numbers]
+        assert [future.result(60) for future in futures] == list(numbers)
+        for number in range(600, 640):
+            assert (note(tmp_path / "ran", number) >> pool) == number
+    assert sorted(map(int, lines_of(tmp_path / "ran"))) == list(range(640))
+
+
+def test_maps_go_on(provider: Relayed) -> None:
+    def squared(x: int) -> int:
+        time.sleep(0.0002)
+        return x * x
+
+    with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool, breaking(provider, 2, seed=1):
+        assert pool.map(squared, range(20_000)) == [x * x for x in range(20_000)]
+
+
+def test_generators_go_on_in_both_directions(provider: Relayed) -> None:
+    @sky.compute
+    def doubled(items: Iterator[int]) -> Iterator[int]:
+        for item in items:
+            time.sleep(0.001)
+            yield 2 * item
+
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool, breaking(provider, seed=2):
+        assert list(doubled(iter(range(1500))) >> pool) == [2 * x for x in range(1500)]
+
+
+def test_blobs_go_on_in_both_directions(provider: Relayed) -> None:
+    @sky.compute
+    def reverse(data: bytes) -> bytes:
+        return data[::-1]
+
+    with sky.ComputePool(provider, nodes=1, concurrency=2, logs=False) as pool, breaking(provider, seed=3):
+        blocks = [random.Random(i).randbytes(3_000_000 + i) for i in range(30)]
+        futures = [reverse(block) > pool for block in blocks]
+        assert [future.result(60) for future in futures] == [block[::-1] for block in blocks]
+
+
+def test_output_goes_on_line_by_line(provider: Relayed) -> None:
+    lines: list[str] = []
+
+    @sky.compute
+    def count() -> None:
+        for i in range(1000):
+            print(i, flush=True)
+            time.sleep(0.001)
+
+    with (
+        sky.ComputePool(provider, nodes=1, logs=lambda line: lines.append(line.text)) as pool,
+        breaking(provider, seed=4),
+    ):
+        count() >> pool
+    assert [line.strip() for line in lines] == [str(i) for i in range(1000)]
+
+
+class Meeting(IntegrationBase):
+    """Ranks that need nothing but one another."""
+
+    name: ClassVar[str] = "meeting"
+    extra: ClassVar[str] = ""
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def session(self, rank: Rank) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def test_gangs_go_on(provider: Relayed) -> None:
+    def where() -> int:
+        time.sleep(0.2)
+        info = sky.instance_info()
+        assert info is not None
+        return info.node
+
+    rank = sky.compute(integrate(where, Meeting()))
+    with sky.ComputePool(provider, nodes=2, logs=False) as pool, breaking(provider, 2, seed=5):
+        for _ in range(5):
+            assert rank() @ pool == [0, 1]
+
+
+def test_a_call_that_runs_through_a_cut_of_seconds_ends_as_if_nothing_was(provider: Relayed) -> None:
+    @sky.compute
+    def work() -> int:
+        time.sleep(1)
+        return os.getpid()
+
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool:
+        before = pid() >> pool
+        future = work() > pool
+        provider.cut()
+        time.sleep(3)
+        assert not future.done()
+        provider.mend()
+        assert future.result(20) == before
+
+
+def test_a_silent_link_is_made_anew(provider: Relayed) -> None:
+    with sky.ComputePool(replace(provider, lease_s=3.0), nodes=1, logs=False) as pool:
+        before = pid() >> pool
+        stalled = provider.relays()
+        provider.stall()
+        assert (pid() >> pool) == before
+        assert not set(stalled) & set(provider.relays())
+
+
+def test_other_nodes_do_the_work_while_a_link_is_cut(provider: Relayed) -> None:
+    @sky.compute
+    def where() -> int:
+        info = sky.instance_info()
+        assert info is not None
+        return info.node
+
+    with sky.ComputePool(provider, nodes=2, logs=False) as pool:
+        where() @ pool
+        provider.cut(0)
+        until(lambda: not pool._engine._links[0].channel.is_attached)  # type: ignore[union-attr]
+        assert [where() >> pool for _ in range(10)] == [1] * 10
+        provider.mend(0)
+        assert where() @ pool == [0, 1]
+
+
+def test_a_link_that_stays_cut_is_a_lost_node_and_its_agent_ends_by_itself(provider: Relayed) -> None:
+    provider = replace(provider, lease_s=3.0)
+
+    @sky.compute
+    def hang() -> None:
+        time.sleep(600)
+
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool:
+        agent = Faults(pool).agent()
+        future = hang() > pool
+        until(future.running)
+        provider.cut()
+        began = time.monotonic()
+        with pytest.raises(NodeLost) as caught:
+            future.result(30)
+        assert caught.value.started is None
+        assert 3.0 < time.monotonic() - began < 10.0
+        assert not Path(f"/proc/{agent}").exists()
+        provider.mend()
+        assert pid() >> pool  # on its successor
+
+
+def test_an_agent_that_dies_alone_is_a_lost_node_at_once(provider: Relayed) -> None:
+    provider = replace(provider, lease_s=600.0)
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool:
+        before = pid() >> pool
+        future = sky.compute(time.sleep)(600) > pool
+        until(future.running)
+        Faults(pool).kill_node()
+        with pytest.raises(NodeLost):
+            future.result(15)
+        assert (pid() >> pool) != before
+
+
+def test_a_pool_that_is_closed_while_a_link_is_cut_closes_at_once(provider: Relayed) -> None:
+    provider = replace(provider, lease_s=2.0)
+    pool = sky.ComputePool(provider, nodes=1, logs=False, cancel_grace_s=20).start()
+    future = sky.compute(time.sleep)(600) > pool
+    until(future.running)
+    provider.cut()
+    until(lambda: not pool._engine._links[0].channel.is_attached)  # type: ignore[union-attr]
+    began = time.monotonic()
+    pool.close(cancel=True)
+    assert time.monotonic() - began < 6.0  # that its provider waits for the node to end
+    with pytest.raises(PoolClosed):
+        future.result(0)
+
+
+def test_a_client_that_holds_its_gil_keeps_its_links(provider: Relayed) -> None:
+    provider = replace(provider, lease_s=3.0)
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool:
+        before = pid() >> pool
+        links = sorted(provider.relays())
+        ctypes.PyDLL(None).sleep(4)  # a PyDLL call keeps the GIL
+        assert (pid() >> pool) == before
+        assert sorted(provider.relays()) == links
+
+
+def test_a_command_that_fails_says_why(provider: Relayed) -> None:
+    Path(provider.folder, "0").mkdir()
+    Path(provider.folder, "0", "cut").touch()
+    with pytest.raises(sky.errors.Unreachable, match="does not answer by .*python"):
+        sky.ComputePool(provider, nodes=1, logs=False).start()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chatty(Relayed):
+    """The user's shell greets before it runs anything."""
+
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        machines = super().launch(spec, offers, pool, nodes, emit)
+        chat = ("sh", "-c", 'echo "Welcome!"; exec "$@"', "sh")
+        return [replace(machine, channel=(*chat, *machine.channel)) for machine in machines]
+
+
+def test_what_a_shell_prints_first_is_skipped(tmp_path: Path) -> None:
+    with sky.ComputePool(Chatty(folder=str(tmp_path)), nodes=1, logs=False) as pool:
+        assert pid() >> pool
+
+
+def test_times_are_in_order() -> None:
+    times = LinkTimes()
+    assert 0 < times.ping_s < times.dead_s
