@@ -3,7 +3,8 @@
     python relay.py <folder> <delay in seconds> <command> ...
 
 Its process id is the name of a file in the folder while it runs. A test cuts the link by killing it, and stalls it by
-stopping it; while there is a file "cut" in the folder it does not start. It holds back each byte by the delay, in both directions.
+stopping it; while there is a file "cut" in the folder it does not start. It holds back each byte by the delay, in both
+directions.
 """
 
 from __future__ import annotations
