@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import pickle
 import shlex
 import threading
@@ -202,7 +203,7 @@ class _WayUp:
         self._place = place
         self._orders = orders
         self._connection: Connection | None = None
-        self._ready: Ready | None = None
+        self._folder = f"{orders.pool}-{node}-{os.urandom(3).hex()}"
         self._handle: Node | None = None
 
     def go(self) -> None:
@@ -221,8 +222,8 @@ class _WayUp:
         try:
             if self._handle is not None:
                 _end_agent(self._handle, 0.0)
-            if self._ready is not None:
-                connection.run(f"rm -rf {shlex.quote(self._ready.folder)}", timeout_s=_END_LIMIT_S)
+            # Where a bootstrap makes it, see node.sh; it may have been interrupted before it could say so.
+            connection.run(f'rm -rf "/tmp/skyward-$(id -u)/"{shlex.quote(self._folder)}', timeout_s=_END_LIMIT_S)
         except (NodeError, ProviderError, TimeoutError) as error:
             if self.error is not None:
                 self.error.add_note(f"node {self.node} may still run: its lease ends it. {error}")
@@ -239,13 +240,13 @@ class _WayUp:
                 stop=self._orders.stop,
             )
         with self._holding_lease(connection):
-            ready = self._ready = prepare(
+            ready = prepare(
                 functools.partial(connection.run, stop=self._orders.stop),
                 self._orders.spec.image,
                 emit=self._orders.emit,
                 node=self.node,
                 code=self._orders.code,
-                folder=f"{self._orders.pool}-{self.node}-{time.time_ns() % 16**6:06x}",
+                folder=self._folder,
             )
         with self._phase("agent"):
             said = self._start_agent(connection, ready)

@@ -1,0 +1,78 @@
+"""Hosts of one's own for tests in seconds: sshd processes on loopback, with a cache of environments of their own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skyward.providers.ssh import SSH
+from skyward.ssh.connection import Transport
+from tests.ssh.server import Server, needs_sshd
+
+
+class Hosts:
+    """Some sshds. Each logs in to this very machine, so they share its files and processes."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.cache = folder / "cache"
+        self.servers = [
+            Server(folder / f"host{n}", f"host{n}", options=f"SetEnv XDG_CACHE_HOME={self.cache}") for n in range(count)
+        ]
+        self.config = folder / "ssh_config"
+        self.config.write_text("".join(server.config.read_text() for server in self.servers))
+        for server in self.servers:
+            server.start()
+
+    @property
+    def names(self) -> list[str]:
+        return [server.name for server in self.servers]
+
+    def ssh(self, *names: str, lease_s: float = 60.0, transport: Transport | None = None) -> SSH:
+        """A provider of these, by default of all."""
+        return SSH(hosts=names or self.names, config_file=str(self.config), lease_s=lease_s, transport=transport)
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def _shared_hosts() -> Iterator[Hosts]:
+    needs_sshd()
+    folder = Path(tempfile.mkdtemp(prefix="sky-hosts-", dir="/tmp"))
+    made = Hosts(folder, 2)
+    yield made
+    made.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def sshds(_shared_hosts: Hosts) -> Hosts:
+    """Two that are on. Leave them so."""
+    for server in _shared_hosts.servers:
+        if server.process is None:
+            server.start()
+    return _shared_hosts
+
+
+@pytest.fixture(params=["openssh"])
+def transport(request: pytest.FixtureRequest) -> Transport:
+    found: Transport = request.param
+    if found == "paramiko":
+        pytest.importorskip("paramiko")
+    return found
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which this test's connections have theirs; a socket's path must be short."""
+    folder = Path(tempfile.mkdtemp(prefix="sky-", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield folder
+    shutil.rmtree(folder)

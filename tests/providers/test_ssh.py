@@ -1,0 +1,369 @@
+"""Pools on machines of one's own: real sshds on loopback, real agents, environments made there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.errors import HostKeyUnknown, NoCapacity, ProviderError, Unreachable, UsageError
+from skyward.events import Event, PoolStarted, ignore
+from skyward.machine import PoolSpec
+from skyward.providers import load
+from skyward.providers.ssh import SSH, SSHHost
+from skyward.ssh.connection import Transport
+from tests.bootstrap.packages import serve
+from tests.providers.conftest import Hosts
+from tests.waiting import until
+
+# By value, for this module is not on the nodes.
+double = sky.compute(lambda x: 2 * x)
+pid = sky.compute(os.getpid)
+variables = sky.compute(lambda: dict(os.environ))
+folder_of = sky.compute(lambda: os.getcwd().partition("/code")[0])
+detach = sky.compute(lambda seconds: subprocess.Popen(["sleep", seconds], start_new_session=True).pid)
+
+
+# The value ------------------------------------------------------------------------------------------------------------
+
+
+def test_hosts_are_read_as_ssh_reads_them() -> None:
+    provider = SSH(hosts=["gpu1", "me@10.0.0.2:2222", SSHHost(host="gpu3", user="you", key_file="k")], user="all")
+    assert [str(target) for target in provider.targets] == ["all@gpu1", "me@10.0.0.2:2222", "you@gpu3"]
+    assert provider.targets[2].key_file == "k"
+
+
+def test_hosts_may_be_tables_of_a_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("skyward.toml").write_text(
+        '[providers.lab]\ntype = "ssh"\nhosts = ["gpu1", { host = "gpu2", port = 2222 }]\nuser = "me"\n'
+        '[pools.train]\nprovider = "lab"\nnodes = 2\n'
+    )
+    pool = sky.ComputePool.named("train")
+    assert isinstance(pool.provider, SSH)
+    assert [str(target) for target in pool.provider.targets] == ["me@gpu1", "me@gpu2:2222"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"hosts": []}, "SSH.hosts"),
+        ({"hosts": "gpu1"}, "SSH.hosts"),
+        ({"hosts": ["a b"]}, "SSH.hosts"),
+        ({"hosts": ["-oProxyCommand=x"]}, "host"),
+        ({"hosts": ["gpu1", "gpu1"]}, "twice"),
+        ({"hosts": [{"name": "gpu1"}]}, "SSH.hosts"),
+        ({"hosts": ["gpu1"], "lease_s": 0}, "SSH.lease_s"),
+        ({"hosts": ["gpu1"], "transport": "telnet"}, "SSH.transport"),
+        ({"hosts": ["gpu1"], "host_keys": "off"}, "SSH.host_keys"),
+        ({"hosts": ["gpu1"], "port": 70000}, "port"),
+    ],
+)
+def test_a_field_that_is_not_legal_is_named(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        SSH(**fields)  # type: ignore[arg-type]
+
+
+def test_more_nodes_than_hosts_is_no_capacity() -> None:
+    with pytest.raises(NoCapacity, match=r"nodes=3.*2 hosts: gpu1, gpu2"):
+        SSH(hosts=["gpu1", "gpu2"]).offers(PoolSpec(nodes=3))
+
+
+def test_it_is_registered() -> None:
+    assert load("ssh") is SSH
+    assert sky.SSH is SSH
+
+
+# Pools ----------------------------------------------------------------------------------------------------------------
+
+
+def agents_of(hosts: Hosts) -> dict[int, str]:
+    """All processes that were started from the hosts' environments: their command lines."""
+    found = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if str(hosts.cache) in command:
+                found[int(name)] = Path(f"/proc/{name}/stat").read_text().split()[2] + " " + command
+    return found
+
+
+def folders_of(pool: str) -> list[Path]:
+    """The folders of its nodes; other tests may have some of theirs there."""
+    return list(Path(f"/tmp/skyward-{os.getuid()}").glob(f"{pool}*"))
+
+
+def started_name(events: list[Event]) -> str:
+    return next(event.pool for event in events if isinstance(event, PoolStarted))
+
+
+def test_calls_maps_and_streams(sshds: Hosts, transport: Transport) -> None:
+    @sky.compute
+    def count(limit: int) -> Iterator[int]:
+        yield from range(limit)
+
+    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2, concurrency=2) as pool:
+        assert double(21) >> pool == 42
+        assert double(21) @ pool == [42, 42]
+        assert pool.map(double, range(1000)) == [2 * x for x in range(1000)]
+        assert list(count(100) >> pool) == list(range(100))
+        assert sky.compute(len)(b"x" * 3_000_000) >> pool == 3_000_000
+        with pytest.raises(ZeroDivisionError):
+            sky.compute(lambda: 1 / 0)() >> pool
+    until(lambda: not agents_of(sshds), 5)
+
+
+def test_nothing_is_left_behind_but_the_cache(sshds: Hosts, runtime: Path) -> None:
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2) as pool:
+        folder = Path(folder_of() >> pool)
+        assert folder.stat().st_mode & 0o077 == 0
+        assert (folder / "agent.log").stat().st_mode & 0o077 == 0
+        detached = detach("631.5") >> pool
+        assert double(1) >> pool == 2
+    assert not Path(f"/proc/{detached}").exists()
+    assert not folder.exists()
+    until(lambda: not agents_of(sshds), 5)  # a shell that was to lead the keeper to an agent that is gone
+    until(lambda: not [server for server in sshds.servers if server.sessions()], 5)
+    assert not list(runtime.glob("skyward-ssh-*/*"))
+
+
+def test_hosts_that_are_ready_make_a_pool_in_seconds(sshds: Hosts) -> None:
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2):
+        pass
+    began = time.monotonic()
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2) as pool:
+        assert double(1) >> pool == 2
+        seconds = time.monotonic() - began
+    assert seconds < 10  # less than 2 on an idle machine
+
+
+def test_nothing_secret_is_in_an_argv_or_the_log(sshds: Hosts) -> None:
+    image = sky.Image(env={"MY_TOKEN": "s3cr3t-value"})
+    with sky.ComputePool(provider=sshds.ssh("host0"), nodes=1, image=image) as pool:
+        assert (variables() >> pool)["MY_TOKEN"] == "s3cr3t-value"
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError):
+                assert b"s3cr3t-value" not in Path(f"/proc/{name}/cmdline").read_bytes()
+        folder = Path(folder_of() >> pool)
+        assert "s3cr3t-value" not in (folder / "agent.log").read_text()
+
+
+def test_two_pools_share_a_host(sshds: Hosts) -> None:
+    with (
+        sky.ComputePool(provider=sshds.ssh("host0"), nodes=1) as one,
+        sky.ComputePool(provider=sshds.ssh("host0"), nodes=1) as two,
+    ):
+        assert (pid() >> one) != (pid() >> two)
+        one.close()
+        assert double(4) >> two == 8
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sky.Image]:
+    """An image with a package that leads to the packages of this environment: torch is slow to install."""
+    folder = tmp_path_factory.mktemp("index")
+    (torch,) = importlib.util.find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]
+    info = "bridge-1.0.dist-info"
+    with zipfile.ZipFile(folder / "bridge-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("bridge.pth", f"{Path(torch).parent}\n")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: bridge\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in (*archive.namelist(), f"{info}/RECORD")))
+    with serve(folder) as index:
+        yield sky.Image(pip=["bridge"], pip_extra_index_url=index.url)
+
+
+@pytest.mark.timeout(240)
+def test_a_gang_trains_over_two_hosts(sshds: Hosts, bridge: sky.Image) -> None:
+    @sky.compute
+    @sky.integrations.torch(backend="gloo")
+    def train(steps: int) -> tuple[int, int, float]:
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.manual_seed(0)
+        model = DistributedDataParallel(torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.full((8, 4), float(dist.get_rank() + 1))
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = (model(x) - 1).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+        return dist.get_rank(), dist.get_world_size(), float(next(model.parameters()).sum())
+
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2, image=bridge) as pool:
+        (rank0, world0, weights0), (rank1, world1, weights1) = train(5) @ pool
+    assert (rank0, rank1, world0, world1) == (0, 1, 2, 2)
+    assert weights0 == weights1
+
+
+# What fails while it starts -------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(
+    sshds: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 1.0)
+    sshds.servers[1].stop()
+    events: list[Event] = []
+    with pytest.raises(Unreachable, match="host1"):
+        sky.ComputePool(provider=sshds.ssh(), nodes=2, on_event=events.append).start()
+    assert not agents_of(sshds)
+    assert not folders_of(started_name(events))
+
+
+def test_a_spare_host_takes_the_place_of_one_that_does_not_answer(
+    sshds: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 1.0)
+    sshds.servers[0].stop()
+    with sky.ComputePool(provider=sshds.ssh(), nodes=1) as pool:
+        assert double(21) >> pool == 42
+
+
+def test_an_unknown_host_key_stops_the_pool_with_what_to_do(sshds: Hosts, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(sshds.config.read_text().replace("known_hosts", "no_known_hosts"))
+    with pytest.raises(HostKeyUnknown, match="makes it known: echo"):
+        sky.ComputePool(provider=SSH(hosts=["host0"], config_file=str(config)), nodes=1).start()
+
+
+def test_a_host_that_is_too_small_is_no_capacity(sshds: Hosts) -> None:
+    with pytest.raises(NoCapacity, match="vcpus=4096"):
+        sky.ComputePool(provider=sshds.ssh("host0"), nodes=1, vcpus=4096).start()
+    assert not agents_of(sshds)
+
+
+def test_an_agent_that_does_not_come_up_says_what_it_wrote(sshds: Hosts) -> None:
+    pool = f"pool-{'x' * 120}"  # a socket's path has 108 bytes at most
+    provider = sshds.ssh("host0")
+    with pytest.raises(ProviderError, match="AF_UNIX path too long"):
+        provider.launch(PoolSpec(nodes=1), [], pool, [0], ignore)
+    assert not agents_of(sshds)
+    assert not folders_of(pool)
+
+
+PROGRAM = """
+import os, sys, signal
+import skyward as sky
+from skyward.events import PoolStarted
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def say(text):
+    os.write(1, f"{text}\\n".encode())  # whole lines, from whichever thread
+
+def told(event):
+    if isinstance(event, PoolStarted):
+        say(event.pool)
+    say((type(event).__name__ + " " + getattr(event, "phase", "")).strip())
+
+@sky.compute
+def hang():
+    import time
+    print("hanging", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with sky.ComputePool(
+        provider=sky.SSH(hosts=["host0", "host1"], config_file=sys.argv[1], lease_s=float(sys.argv[2])),
+        nodes=2, on_event=told, logs=lambda line: say(line.text),
+    ) as pool:
+        say("open")
+        hang() @ pool
+"""
+
+
+@contextlib.contextmanager
+def client(hosts: Hosts, folder: Path, lease_s: float = 60.0) -> Iterator[subprocess.Popen[str]]:
+    path = folder / "client.py"
+    path.write_text(PROGRAM)
+    with subprocess.Popen(
+        [sys.executable, str(path), str(hosts.config), str(lease_s)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def says(process: subprocess.Popen[str], wanted: str) -> str:
+    """The first line that begins so."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(wanted):
+            return line.strip()
+    pytest.fail(f"it ended and never said {wanted!r}")
+
+
+@pytest.mark.parametrize(
+    "phase", ["PhaseStarted connect", "PhaseStarted probe", "PhaseStarted agent", "open", "hanging"]
+)
+def test_ctrl_c_at_any_time_leaves_nothing(sshds: Hosts, tmp_path: Path, phase: str) -> None:
+    with client(sshds, tmp_path) as process:
+        pool = says(process, "pool-")
+        says(process, phase)
+        os.killpg(process.pid, signal.SIGINT)
+        threading.Thread(target=process.communicate, daemon=True).start()
+        assert process.wait(30) != 0
+    until(lambda: not agents_of(sshds), 10)
+    until(lambda: not folders_of(pool), 5)
+
+
+def test_a_client_that_is_killed_leaves_nothing(sshds: Hosts, tmp_path: Path) -> None:
+    with client(sshds, tmp_path) as process:
+        pool = says(process, "pool-")
+        says(process, "hanging")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(10)
+    until(lambda: not agents_of(sshds), 15)
+    until(lambda: not folders_of(pool), 5)
+    until(lambda: not [server for server in sshds.servers if server.sessions()], 40)
+
+
+# What fails while it runs ---------------------------------------------------------------------------------------------
+
+
+def test_a_cut_connection_is_made_anew_and_nothing_is_lost(sshds: Hosts, transport: Transport) -> None:
+    @sky.compute
+    def slow(seconds: float) -> int:
+        time.sleep(seconds)
+        return os.getpid()
+
+    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2) as pool:
+        first = pid() @ pool
+        futures = [slow(3) > pool for _ in range(2)]
+        until(lambda: len(sshds.servers[0].sessions()) > 0)
+        for server in sshds.servers:
+            server.drop_connections()
+        assert sorted(future.result(60) for future in futures) == sorted(first)
+        assert pid() @ pool == first
+
+
+def test_an_agent_that_dies_alone_is_replaced(sshds: Hosts) -> None:
+    events: list[Event] = []
+    with sky.ComputePool(provider=sshds.ssh(), nodes=2, on_event=events.append) as pool:
+        first = pid() @ pool
+        os.kill(pool.agent_pids()[1], signal.SIGKILL)
+        until(lambda: any(type(event).__name__ == "NodeLost" for event in events), 20)
+        until(lambda: sorted(pool.agent_pids()) == [0, 1], 60)
+        assert (pid() @ pool)[1] != first[1]
+    until(lambda: not agents_of(sshds), 5)
