@@ -10,6 +10,8 @@ import pytest
 from tests.hosts.fixtures import (
     addresses,
     bed,
+    ec2,
+    ec2_server,
     hosts,
     new_host,
     package_index,
@@ -22,6 +24,8 @@ from tests.hosts.fixtures import (
 __all__ = [
     "addresses",
     "bed",
+    "ec2",
+    "ec2_server",
     "hosts",
     "new_host",
     "package_index",

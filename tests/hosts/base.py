@@ -31,8 +31,8 @@ PACKAGES = (
     "systemd",
     "systemd-sysv",
 )
-USERS = ("dev", "ubuntu")
-"""Ordinary users with sudo and no password; `ubuntu` as on the images of EC2."""
+USERS = ("dev", "ubuntu", "admin", "ec2-user")
+"""Ordinary users with sudo and no password; the last three as on the images of EC2."""
 
 _PREPARE = f"""set -e
 rm -f /etc/hostname /etc/ssh/ssh_host_* /etc/machine-id

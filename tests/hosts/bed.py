@@ -22,7 +22,7 @@ from typing import Self
 
 from tests.waiting import until
 
-__all__ = ["RUN", "Bed", "ip", "pids_in", "take_down"]
+__all__ = ["ROOT", "RUN", "Bed", "ip", "pids_in", "run", "started", "take_down"]
 
 RUN = Path("/run/skyward-tests")
 ROOT = Path(__file__).parent.parent.parent
@@ -42,6 +42,10 @@ class Bed:
         self.folder = RUN / str(number)
         self.network = f"10.99.{number}"
         self.address = f"{self.network}.1"
+        self.cloud_network = f"10.{100 + number}"
+        """Of the machines of the EC2: these two numbers, and /16."""
+        self.cloud_address = f"{self.cloud_network}.0.1"
+        """This machine's address as those machines see it."""
         self.key_file = self.folder / "id_ed25519"
         """The key that root and the ordinary users of every host let in."""
         self.known_hosts = self.folder / "known_hosts"
@@ -81,6 +85,7 @@ class Bed:
         # The length of a bridge's name is limited, and so is the time: no spanning tree, so ports forward at once.
         ip("link", "set", self.name, "type", "bridge", "stp_state", "0", "forward_delay", "0")
         ip("addr", "add", f"{self.address}/24", "dev", self.name)
+        ip("addr", "add", f"{self.cloud_address}/16", "dev", self.name)
         ip("link", "set", self.name, "up")
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "tests", "-f", self.key_file], check=True)
         self.known_hosts.touch()
@@ -88,7 +93,7 @@ class Bed:
 
     def own(self, process: subprocess.Popen[bytes]) -> None:
         """See to it that `process` does not outlive the session."""
-        (self.folder / "owned" / str(process.pid)).write_text(_started(process.pid) or "")
+        (self.folder / "owned" / str(process.pid)).write_text(started(process.pid) or "")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -117,7 +122,7 @@ def take_down(number: int) -> None:
     bed = Bed(number)
     owned = bed.folder / "owned"
     for record in owned.iterdir() if owned.exists() else ():
-        if _started(int(record.name)) == record.read_text():
+        if started(int(record.name)) == record.read_text():
             _kill([int(record.name)])
     names = [path.name for path in Path("/run/netns").glob(f"{bed.name}-*")]
     for name in names:
@@ -168,12 +173,13 @@ def _kill(pids: Sequence[int]) -> bool:
     return bool(pids)
 
 
-def _started(pid: int) -> str | None:
-    """When it started, in ticks since boot: with the number it names a process for good."""
+def started(pid: int) -> str | None:
+    """When it started, in ticks since boot: with the number it names a process for good. None: it has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+    return fields[19] if fields[0] not in "ZX" else None
 
 
 def _mounts(below: Path) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.hosts.base import base, missing
 from tests.hosts.bed import Bed
+from tests.hosts.ec2 import Ec2
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex, torch_wheels, wheels
 from tests.hosts.relay import Relay
@@ -22,6 +23,8 @@ __all__ = [
     "NewRelay",
     "addresses",
     "bed",
+    "ec2",
+    "ec2_server",
     "hosts",
     "new_host",
     "package_index",
@@ -162,3 +165,20 @@ def torch_index(bed: Bed) -> Iterator[PackageIndex]:
     """The same, and torch. Of its own, as the wheels of torch take long to download for the first time."""
     with contextlib.closing(PackageIndex(bed, with_torch=True)) as index:
         yield index
+
+
+@pytest.fixture(scope="session")
+def ec2_server(bed: Bed) -> Iterator[Ec2]:
+    """The server behind `ec2`."""
+    with contextlib.closing(Ec2(bed)) as server:
+        yield server
+
+
+@pytest.fixture
+def ec2(ec2_server: Ec2, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ec2]:
+    """An EC2 with no instances and no faults, which boto3 of this process and of its children finds and no other."""
+    for name, value in ec2_server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    yield ec2_server
+    ec2_server.reset()

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tests.hosts.base import USERS, base
-from tests.hosts.bed import Bed, ip, pids_in, run
+from tests.hosts.bed import Bed, ip, pids_in, run, started
 from tests.waiting import until
 
 __all__ = ["Host", "Process"]
 
 # What a bare host runs, by name, and what a login leaves for ten seconds. What else runs there, somebody started.
 _SYSTEM = {"systemd", "systemd-journal", "dbus-daemon", "systemd-logind", "sshd", "agetty", "systemd-update-"}
-_PREFIX = 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,8 @@ class Process:
 
 class Host:
     """One host. Not started yet: `start`. All methods block, and raise AssertionError when they take too long.
+
+    A second `Host` with the same bed and name, in another process of the session, may do with it all but start it.
 
     `disk_mib` bounds its disk, which takes memory only as it fills. `users` maps those who may log in by ssh to the
     public keys they let in; None: root and the ordinary users, with the key of the bed.
@@ -60,7 +61,11 @@ class Host:
         """How long the last start took until ssh answered, in seconds."""
         self._disk_mib = disk_mib
         self._users = users
-        self._veth = f"{bed.name}-{address.rpartition('.')[2]}"
+        third, last = (int(part) for part in address.split(".")[2:])
+        self._is_rented = address.startswith(f"{bed.cloud_network}.")
+        self._veth = f"{bed.name}{'c' if self._is_rented else '-'}{third:02x}{last:02x}"
+        # A network card keeps its number over a boot: with another one, peers would send to the old for a minute.
+        self._mac = f"02:99:{bed.number:02x}:{int(self._is_rented):02x}:{third:02x}:{last:02x}"
         self._container: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -71,7 +76,14 @@ class Host:
     @property
     def is_on(self) -> bool:
         """Whether it has power. A host that powered itself off has none."""
-        return self._container is not None and self._container.poll() is None
+        if self._container is not None:
+            return self._container.poll() is None
+        record = self.folder / "container"  # another process of the session may have started it
+        return record.exists() and started(int((words := record.read_text().split())[0])) == words[1]
+
+    @property
+    def _pid(self) -> int:
+        return int((self.folder / "container").read_text().split()[0])
 
     def start(self, *, ssh_after_s: float = 0.0) -> Host:
         """Boot. Returns at once, see `wait_ssh`.
@@ -79,7 +91,7 @@ class Host:
         `ssh_after_s`: a slow boot; the host is there, but its sshd starts only then. `math.inf`: the boot never ends.
         """
         assert not self.is_on, f"{self.name} is on"
-        self._make_disk()
+        self.make()
         self._set_boot_delay(ssh_after_s)
         self._make_network()
         self._begun = time.monotonic()
@@ -91,6 +103,7 @@ class Host:
                 command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True
             )
         self.bed.own(self._container)
+        (self.folder / "container").write_text(f"{self._container.pid} {started(self._container.pid)}")
         return self
 
     def wait_ssh(self, within_s: float = 30.0) -> Host:
@@ -111,8 +124,8 @@ class Host:
 
     def shutdown(self, within_s: float = 60.0) -> None:
         """A clean shutdown, about 2 s. The disk stays; `start` boots it again."""
-        assert self._container is not None
-        self._container.send_signal(signal.SIGTERM)
+        assert self.is_on, f"{self.name} is off"
+        os.kill(self._pid, signal.SIGTERM)
         self.wait_off(within_s)
 
     def power_loss(self, *, is_silent: bool = True) -> None:
@@ -128,19 +141,25 @@ class Host:
                 os.kill(self._init(), signal.SIGKILL)
         self.wait_off()
 
+    @property
+    def exit_code(self) -> int | None:
+        """How it went off: 0 by itself, 133 to boot again, else by a power loss. None: it is on. Only the process that
+        started it knows."""
+        return None if self._container is None else self._container.poll()
+
     def wait_off(self, within_s: float = 60.0) -> None:
         """Wait until it has no power, because it was told to or by itself."""
+        until(lambda: not self.is_on, within_s)
         if self._container is not None:
-            until(lambda: not self.is_on, within_s)
-        self._drop_network()
+            self._drop_network()
 
     def destroy(self) -> None:
         """Power loss, and the disk is gone too. Idempotent."""
         self.power_loss(is_silent=False)
-        for mounted in (self._root, self._disk):
-            if os.path.ismount(mounted):
-                run(["umount", "-l", str(mounted)])
         with self.bed.locked():
+            for mounted in (self._root, self._disk):
+                if os.path.ismount(mounted):
+                    run(["umount", "-l", str(mounted)])
             shutil.rmtree(self.folder, ignore_errors=True)
             _write_books(self.bed)
         with suppress(OSError):
@@ -318,14 +337,14 @@ class Host:
 
     def _init(self) -> int:
         """The pid of its systemd on this machine."""
-        assert self._container is not None
         assert self.is_on, f"{self.name} is off"
-        children = Path(f"/proc/{self._container.pid}/task/{self._container.pid}/children")
+        children = Path(f"/proc/{self._pid}/task/{self._pid}/children")
         found: list[str] = []
         until(lambda: found.extend(children.read_text().split()) or found, within_s=10)  # type: ignore[func-returns-value]
         return int(found[0])
 
-    def _make_disk(self) -> None:
+    def make(self) -> None:
+        """Give it its disk, before its first boot. Idempotent; `start` does it too."""
         if os.path.ismount(self._root):
             return
         for folder in (self._disk, self._root):
@@ -371,14 +390,16 @@ class Host:
     def _make_network(self) -> None:
         self._drop_network()
         ip("netns", "add", self.machine)
-        # A network card keeps its number over a boot: with another one, peers would send to the old for a minute.
-        number = f"02:99:00:00:{self.bed.number:02x}:{int(self.address.rpartition('.')[2]):02x}"
-        peer = ["peer", "name", "eth0", "address", number, "netns", self.machine]
+        peer = ["peer", "name", "eth0", "address", self._mac, "netns", self.machine]
         ip("link", "add", self._veth, "type", "veth", *peer)
         ip("link", "set", self._veth, "master", self.bed.name, "up")
-        ip("addr", "add", f"{self.address}/{_PREFIX}", "dev", "eth0", netns=self.machine)
+        here, there = f"{self.bed.network}.0/24", f"{self.bed.cloud_network}.0.0/16"
+        if self._is_rented:
+            here, there = there, here
+        ip("addr", "add", f"{self.address}/{here.rpartition('/')[2]}", "dev", "eth0", netns=self.machine)
         ip("link", "set", "eth0", "up", netns=self.machine)
         ip("link", "set", "lo", "up", netns=self.machine)
+        ip("route", "add", there, "dev", "eth0", netns=self.machine)
 
     def _drop_network(self) -> None:
         # With the namespace go the connections that its kernel would still try to end.
