@@ -74,6 +74,9 @@ class Machine:
     """A command of this machine whose standard input and output are a new channel to the agent; empty: the socket.
 
     It ends when its input does. Whoever runs it may kill it at any time, and run it again."""
+    terminal: tuple[str, ...] = ()
+    """A command of this machine that opens a shell of the user's there, on the terminal it is run on; with one more
+    argument, a line of sh, it runs that instead. Empty: there is nowhere to log in."""
     offer: Offer | None = None
     """What it was rented by; None where machines are not rented."""
     handle: Any = field(default=None, compare=False, repr=False)

@@ -48,10 +48,12 @@ from .events import PoolClosed as ClosedEvent
 from .executor import PoolExecutor
 from .image import DEFAULT_IMAGE, Image
 from .journal import state_folder
+from .live import LivePool
 from .logs import LogFiles, printer
 from .machine import LogSink, Machine, Offer, PoolSpec
 from .mapping import Chunk, MapRun, check_chunk
 from .options import check_above_zero, check_choice, check_count, translated
+from .presence import Presence
 from .providers.base import Provider, RentedProvider
 from .waiting import joined, streamed, value_of, values_of
 from .wire.frames import INLINE_LIMIT
@@ -217,6 +219,7 @@ class ComputePool:
         self._name = f"{(name or 'pool')[:15]}-{uuid.uuid4().hex[:8]}"
         self._wants_console = console
         self._console: Console | None = None
+        self._presence: Presence | None = None
         self._lock = threading.Lock()
         self._engine: DirectEngine | None = None
         self._dispatch: Dispatch | None = None
@@ -229,7 +232,7 @@ class ComputePool:
         weakref.finalize(self, self._announcer.close).atexit = False  # readers of one that was never entered
         self._budget_usd = budget_usd
         self._spending: Spending | None = None
-        self._ended_by: BudgetExceeded | None = None
+        self._ended_by: SkywardError | None = None
         self._began_at = 0.0
 
     @classmethod
@@ -320,7 +323,7 @@ class ComputePool:
     def _account(self) -> None:
         """Count from now on what the machines cost, and close the pool before that is more than its budget."""
         if self._rented is not None:
-            stop = weakref.WeakMethod(self._end_of_budget)
+            stop = weakref.WeakMethod(self._end_early)
             self._spending = Spending(
                 minimum_s=self._rented.minimum_billed_s,
                 ending_s=self._rented.ending_s + self._spec.cancel_grace_s,
@@ -329,7 +332,8 @@ class ComputePool:
                 stop=lambda error: _call(stop(), error),
             )
 
-    def _end_of_budget(self, error: BudgetExceeded) -> None:
+    def _end_early(self, error: SkywardError) -> None:
+        """Its budget is spent, or another process wants it to end: what is open, and what is still called, says so."""
         self._ended_by = error
         engine = self._engine
         if engine is not None:
@@ -359,22 +363,25 @@ class ComputePool:
             if self._engine is not None:
                 raise UsageError(f"{self!r} is open already")
             self._warn_unused()
-            self._open_console()
-            self._announcer.open()
             self._ended_by = None
+            presence = self._made_presence()
             self._account()
-            self._began_at = time.monotonic()
-            self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self.nodes))
             engine = DirectEngine(
                 self._name,
                 cancel_grace_s=self._spec.cancel_grace_s,
-                logs=self._sink,
+                logs=None if self._sink is None else presence.keeping(self._sink),
                 mask=self._spec.image.masker(),
                 initializer=_pickled_initializer(self._initializer),
                 emit=self._emit,
             )
             self._owner = os.getpid()
+            self._began_at = time.monotonic()
             try:
+                self._presence = presence
+                presence.open()
+                self._open_console()
+                self._announcer.open()
+                self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self.nodes))
                 self._offers = affordable(
                     self.offers(), nodes=self.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
                 )
@@ -383,6 +390,7 @@ class ComputePool:
                     Keeper.of_this_process().guard(self._name, reaper, log_path=log_path)
                 machines = self._launch(list(range(self.nodes)))
                 self._machines = {machine.node: machine for machine in machines}
+                presence.tell_nodes(machines)
                 for machine in machines:
                     Keeper.of_this_process().watch(machine)
                 engine.start(machines, self)
@@ -402,6 +410,9 @@ class ComputePool:
                 engine.ask_usage(_USAGE_S)
             self._emit(PoolReady(pool=self._name, seconds=time.monotonic() - self._began_at))
             self._dispatch = Dispatch(engine, self._default_timeout_s)
+        if self._ended_by is not None:  # in the last moment
+            self.close(cancel=True)
+            raise self._ended_by
         push_active(self)
         return self
 
@@ -415,7 +426,7 @@ class ComputePool:
         try:
             if self.is_active:
                 if cancel:
-                    self._engine.cancel_all()
+                    self._engine.cancel_all(self._ended_by)
                 else:
                     self._engine.close_streams()
                     self._engine.wait_idle()
@@ -433,15 +444,30 @@ class ComputePool:
                 if isinstance(self._sink, LogFiles):
                     self._sink.close()
             finally:
-                self._say_closed()
+                self._say_closed("" if self._ended_by is None else _in_words(self._ended_by))
 
     def _say_closed(self, reason: str = "") -> None:
         seconds = time.monotonic() - self._began_at
         self._emit(ClosedEvent(pool=self._name, seconds=seconds, reason=reason))
         console, self._console = self._console, None
-        if console is not None and self._owner == os.getpid():
-            console.close()
+        presence, self._presence = self._presence, None
+        if self._owner == os.getpid():
+            if console is not None:
+                console.close()
+            if presence is not None:
+                presence.close()
         self._announcer.close()
+
+    def _made_presence(self) -> Presence:
+        this = weakref.WeakMethod(self._end_early)
+        pool = LivePool.of_this_process(
+            pool=self._name,
+            label=self._label,
+            provider=self.provider.name,
+            wanted=self.nodes,
+            is_rented=self.provider.is_rented,
+        )
+        return Presence(pool, lambda reason: _call(this(), PoolClosed(reason)))
 
     def _open_console(self) -> None:
         is_quick = self.provider.shares_files and not self.provider.is_rented
@@ -513,6 +539,8 @@ class ComputePool:
         with self._lock:
             if self._engine is not None:
                 self._machines[node] = machine
+                if self._presence is not None:
+                    self._presence.tell_nodes(self._machines.values())
                 return machine
         _ask_to_end(machine)  # the pool was closed meanwhile
         self.provider.terminate([machine])
@@ -725,6 +753,8 @@ def _counts(pool: ComputePool | None) -> Counts | None:
 
 
 def _in_words(error: BaseException) -> str:
+    if isinstance(error, PoolClosed):
+        return str(error)
     name = type(error).__name__
     return f"{name}: {error}" if str(error) else "interrupted" if isinstance(error, KeyboardInterrupt) else name
 

@@ -358,5 +358,6 @@ class _WayUp:
             lease_s=self._orders.lease_s,
             interface=said["interface"],
             channel=tuple(connection.argv("exec " + shlex.join(command))),
+            terminal=tuple(connection.terminal()),
             handle=self._handle,
         )

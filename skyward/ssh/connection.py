@@ -62,6 +62,13 @@ class Connection(Protocol):
         """
         ...
 
+    def terminal(self) -> list[str]:
+        """A command of this machine that opens the user's shell there, on the terminal it is run on.
+
+        With one more argument, a line of sh, it runs that instead. Empty: this transport has no terminals.
+        """
+        ...
+
     def close(self) -> None: ...
 
 

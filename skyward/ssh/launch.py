@@ -33,7 +33,7 @@ def argv(module: str, folder: str, target: Target, command: str) -> list[str]:
     return [sys.executable, "-S", "-E", "-s", "-c", _BOOT, path, *words]
 
 
-def main(module: str, folder: str, target: str, command: str) -> None:
+def main(module: str, folder: str, target: str, command: str = "") -> None:
     try:
         importlib.import_module(module).main(folder, Target.from_json(target), command)
     except SkywardError as error:

@@ -94,6 +94,11 @@ class Master:
         """`ssh` that runs it through the master; where that is gone, or has no room, by a connection of its own."""
         return [*self._ssh(), "-o", "ControlMaster=no", self.target.host, command]
 
+    def shell(self, command: str, *, has_terminal: bool) -> list[str]:
+        """`ssh` that opens a shell of the user's, or runs the command, as one does by hand."""
+        argv = [*self._ssh(), "-o", "ControlMaster=no", "-t" if has_terminal else "-T", self.target.host]
+        return [*argv, command] if command else argv
+
     def is_alive(self) -> bool:
         """Whether it answers. That says nothing about the machine at the other end."""
         return self._check() != 0
