@@ -17,7 +17,7 @@ Three files, each on top of those before: `~/.skyward/defaults.toml`; `~/.config
 (XDG_CONFIG_HOME is respected); and the project's: the nearest `skyward.toml` in the working folder or above it, up to
 the project's root (the folder with `.git`, or else with `pyproject.toml`). A pool that two of them have is merged, key
 by key. Wherever text is expected `{ env = "NAME" }` stands for the value of that environment variable here, so that no
-secret need be in a file.
+secret need be in a file; among the variables of an image it is a `sky.Secret`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from typing import Any, get_type_hints
 
 from .accelerators import Accelerator
 from .errors import MissingDependency, SkywardError, UsageError
-from .hints import class_in, element_of, illegal, is_table
+from .hints import class_in, element_of, illegal, is_reference, is_table, takes
 from .image import Image
 from .providers import PROVIDERS, load
+from .secret import Secret
 
 __all__ = ["config_files", "pool_fields", "pool_names", "provider_named"]
 
@@ -231,13 +232,8 @@ class _Config:
 
     def _value(self, value: Any, hint: Any, path: tuple[str, ...]) -> Any:
         """The value as the hint wants it, with `{ env = ... }` put in."""
-        if isinstance(value, dict) and set(value) == {"env"} and isinstance(value["env"], str) and not is_table(hint):
-            variable = value["env"]
-            if variable not in os.environ:
-                raise self.wrong(
-                    path, f"the environment variable {variable} is not set here; export it, or change the file"
-                )
-            return os.environ[variable]
+        if is_reference(value) and not is_table(hint):
+            return self._referenced(value["env"], hint, path)
         legal = illegal(value, hint)
         if legal:
             raise self.wrong(path, f"{value!r}; it is {legal}")
@@ -249,6 +245,11 @@ class _Config:
                 return self._made(made, value, path)
             return {key: self._value(one, element_of(hint), (*path, key)) for key, one in value.items()}
         return value
+
+    def _referenced(self, variable: str, hint: Any, path: tuple[str, ...]) -> str | Secret:
+        if variable not in os.environ:
+            raise self.wrong(path, f"the environment variable {variable} is not set here")
+        return Secret(variable) if takes(hint, Secret) else os.environ[variable]
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-__all__ = ["class_in", "element_of", "illegal", "is_reference", "is_table"]
+__all__ = ["class_in", "element_of", "illegal", "is_reference", "is_table", "takes"]
 
 _PLAIN: dict[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
@@ -53,7 +53,7 @@ def _illegal_for(value: Any, arm: Any) -> str:  # a table
         return "" if fits else f"a list of {_words(element_of(arm))}"
     if dataclasses.is_dataclass(origin):
         return "" if isinstance(value, dict) else "a table"
-    return ""
+    return f"a {origin.__name__}"  # which no file can hold
 
 
 def _all_fit(values: Iterable[Any], hint: Any) -> bool:
@@ -75,13 +75,18 @@ def element_of(hint: Any) -> Any:
     for arm in _arms(hint):
         args = [a for a in get_args(arm) if a is not Ellipsis]
         if args and get_origin(arm) is not Literal:
-            return args[-1]
+            return args[-1]  # the first arm that has any: it is the widest, where there are several
     return Any
 
 
 def class_in(hint: Any) -> Callable[..., Any] | None:
     """The class of ours, if there is one, that a table stands for."""
     return next((arm for arm in _arms(hint) if dataclasses.is_dataclass(arm) and isinstance(arm, type)), None)
+
+
+def takes(hint: Any, kind: type) -> bool:
+    """Whether a value of that very class may stand there."""
+    return any(arm is kind for arm in _arms(hint))
 
 
 def is_table(hint: Any) -> bool:

@@ -77,7 +77,8 @@ def test_a_secret_is_named_by_its_variable(home: Path, monkeypatch: pytest.Monke
         sky.ComputePool.named("p")
     monkeypatch.setenv("MY_TOKEN", "hush")
     pool = sky.ComputePool.named("p")
-    assert pool.spec.image.env["TOKEN"] == "hush"
+    assert isinstance(pool.spec.image.env["TOKEN"], sky.Secret)
+    assert pool.spec.image.env["TOKEN"].reveal() == "hush"
     assert "hush" not in repr(pool.spec)
 
 
@@ -106,8 +107,8 @@ def test_a_provider_may_stand_in_its_pool_or_have_a_name(home: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[pools.bad]\nnodes = 2\n", r"\./skyward.toml: \[pools.bad\] provider: is missing; it is one of local"),
-        ('[pools.bad]\nprovider = "mars"\n', r"\[pools.bad\] provider: 'mars' is no provider; there are local"),
+        ("[pools.bad]\nnodes = 2\n", r"\./skyward.toml: \[pools.bad\] provider: is missing; it is one of .*local"),
+        ('[pools.bad]\nprovider = "mars"\n', r"\[pools.bad\] provider: 'mars' is no provider; there are .*local"),
         ('[pools.bad]\nprovider = "locla"\n', "did you mean 'local'"),
         (
             '[pools.bad]\nprovider = "local"\nnodez = 2\n',
@@ -164,6 +165,17 @@ def test_a_mistake_is_named_with_its_place_and_what_may_stand_there(home: Path, 
     write(home / "project" / "src" / "skyward.toml", text)
     with pytest.raises((UsageError, sky.errors.ProviderError), match=message):
         sky.ComputePool.named("bad")
+
+
+def test_hosts_of_your_own_are_a_list_of_names_or_tables(home: Path) -> None:
+    write(
+        home / "project" / "skyward.toml",
+        '[providers.lab]\ntype = "ssh"\nhosts = ["gpu1", { host = "gpu2", port = 2222 }]\n'
+        '[pools.lab]\nprovider = "lab"\nnodes = 2\n',
+    )
+    provider = sky.ComputePool.named("lab").provider
+    assert isinstance(provider, sky.SSH)
+    assert [(target.host, target.port) for target in provider.targets] == [("gpu1", None), ("gpu2", 2222)]
 
 
 def test_without_any_file_it_says_where_they_would_be(home: Path) -> None:
