@@ -42,7 +42,7 @@ from .console.console import Console, open_console
 from .console.panel import Counts
 from .cost import Forecast, Spending, affordable
 from .dispatch import Dispatch, refuse_gang_options
-from .errors import ArgumentNotPicklable, BudgetExceeded, PoolClosed, UsageError
+from .errors import ArgumentNotPicklable, PoolClosed, SkywardError, UsageError
 from .events import Event, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
 from .executor import PoolExecutor
@@ -377,25 +377,7 @@ class ComputePool:
             self._owner = os.getpid()
             self._began_at = time.monotonic()
             try:
-                self._presence = presence
-                presence.open()
-                self._open_console()
-                self._announcer.open()
-                self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self.nodes))
-                self._offers = affordable(
-                    self.offers(), nodes=self.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
-                )
-                if self._rented is not None:  # before anything is rented
-                    reaper, log_path = self._rented.reaper(self._name), os.path.join(state_folder(), "keeper.log")
-                    Keeper.of_this_process().guard(self._name, reaper, log_path=log_path)
-                machines = self._launch(list(range(self.nodes)))
-                self._machines = {machine.node: machine for machine in machines}
-                presence.tell_nodes(machines)
-                for machine in machines:
-                    Keeper.of_this_process().watch(machine)
-                engine.start(machines, self)
-                if self._ended_by is not None:
-                    raise self._ended_by
+                self._start_all(engine, presence)
             except BaseException as error:  # Ctrl-C too
                 try:
                     self._tear_down(engine)
@@ -415,6 +397,27 @@ class ComputePool:
             raise self._ended_by
         push_active(self)
         return self
+
+    def _start_all(self, engine: DirectEngine, presence: Presence) -> None:
+        self._presence = presence
+        presence.open()
+        self._open_console()
+        self._announcer.open()
+        self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self.nodes))
+        self._offers = affordable(
+            self.offers(), nodes=self.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
+        )
+        if self._rented is not None:  # before anything is rented
+            reaper, log_path = self._rented.reaper(self._name), os.path.join(state_folder(), "keeper.log")
+            Keeper.of_this_process().guard(self._name, reaper, log_path=log_path)
+        machines = self._launch(list(range(self.nodes)))
+        self._machines = {machine.node: machine for machine in machines}
+        presence.tell_nodes(machines)
+        for machine in machines:
+            Keeper.of_this_process().watch(machine)
+        engine.start(machines, self)
+        if self._ended_by is not None:
+            raise self._ended_by
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""

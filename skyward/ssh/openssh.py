@@ -50,6 +50,9 @@ class OpenSSH(RemoteRuns):
     def argv(self, command: str) -> list[str]:
         return launch.argv("skyward.ssh.openssh", self._master.folder, self.target, in_sh(command))
 
+    def terminal(self) -> list[str]:
+        return launch.argv("skyward.ssh.terminal", self._master.folder, self.target, "")[:-1]
+
     def _command(self, command: str, stop: threading.Event | None = None) -> list[str]:
         self._master.ensure(stop)
         return self._master.command(command)

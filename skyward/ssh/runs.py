@@ -53,6 +53,10 @@ class RemoteRuns:
         """End the connection, whatever its state."""
         raise NotImplementedError
 
+    def terminal(self) -> list[str]:
+        """See Connection; not every transport has them."""
+        return []
+
     def run(
         self,
         command: str,
