@@ -7,6 +7,7 @@ slot that dies is not lost as a whole: results that were sent stay, calls that h
 
 from __future__ import annotations
 
+import math
 import queue
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -33,7 +34,9 @@ LEAST_NS = 2_000_000
 GROWTH = 64
 _MAX_ITEMS = 1 << 16
 _AHEAD = 2
-"""Chunks for each slot on their way: one that runs and one that waits behind it."""
+"""Chunks for each slot on their way: one that runs and one that waits behind it. What a round trip takes comes on top.
+"""
+_MOST_AHEAD = 64
 
 _BUFFERED = 4
 """Chunks for each slot that a lazy map reads ahead of its consumer: those on their way, and values that wait for an
@@ -117,6 +120,7 @@ class MapRun:
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._open: dict[int, _ChunkTask] = {}
         self._item_ns: float | None = None
+        self._round_trip_ns = 0.0
         self._timed_ns = self._timed_items = 0.0
         self._last_size = 1
         self._next_index = 0
@@ -191,7 +195,14 @@ class MapRun:
 
     def _limit(self) -> int:
         # Until the first chunk came back nobody knows how long a call takes: one for each slot, and none behind it.
-        return self._slots * (_AHEAD if self._item_ns is not None or self._chunk != "auto" else 1)
+        return self._slots * (self._ahead() if self._item_ns is not None or self._chunk != "auto" else 1)
+
+    def _ahead(self) -> int:
+        """Chunks for each slot on their way, so that the next is there when one ends, however far the node is."""
+        if not self._round_trip_ns or self._item_ns is None:
+            return _AHEAD
+        chunk_ns = max(self._item_ns * self._last_size, LEAST_NS)
+        return min(_AHEAD + math.ceil(self._round_trip_ns / chunk_ns), _MOST_AHEAD)
 
     def _size(self) -> int:
         if self._chunk != "auto":
@@ -202,7 +213,7 @@ class MapRun:
         if self._left is not None:
             # Smaller towards the end, so that all slots end together; but not so small that sending costs more.
             least = int(LEAST_NS / max(self._item_ns, 1.0))
-            size = min(size, max(least, -(-self._left // (self._slots * _AHEAD))))
+            size = min(size, max(least, -(-self._left // (self._slots * self._ahead()))))
         elif self._is_lazy:
             size = min(size, 1024)
         return max(1, size)
@@ -258,6 +269,7 @@ class MapRun:
         self._timed_ns = 0.5 * self._timed_ns + elapsed_ns
         self._timed_items = 0.5 * self._timed_items + count
         self._item_ns = self._timed_ns / self._timed_items
+        self._round_trip_ns = self._engine.round_trip_s * 1e9
         self._last_size = max(self._last_size, count)
 
     def _decoded(self, values: list[Any]) -> list[Any]:

@@ -274,6 +274,11 @@ class DirectEngine:
         """Of the node that has fewest."""
         return min((self._accelerators(n) for n in self._links), default=0)
 
+    @property
+    def round_trip_s(self) -> float:
+        """To the node that is farthest away; 0 on this machine, and where it is not known yet."""
+        return max((link.channel.round_trip_s for link in tuple(self._links.values())), default=0.0)
+
     def agent_pids(self) -> dict[int, int]:
         """Of the nodes that are up: the process id of the agent, on its machine."""
         with self._lock:
@@ -620,6 +625,9 @@ class DirectEngine:
                         self._on_frame(link, frame)
                     if link.channel.needs_flush:
                         self._dirty.add(link)
+                    if link.channel.pongs != link.pongs:
+                        link.pongs = link.channel.pongs
+                        self._perform(self._scheduler.set_round_trip(link.node, link.channel.round_trip_s * 1e9))
             except BlockingIOError:
                 return
             except ChannelClosed:

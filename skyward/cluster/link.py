@@ -65,6 +65,8 @@ class Readable:
         self.node = node
         self.channel = channel
         self.is_blocked = False
+        self.pongs = 0
+        """Of its channel, as far as the scheduler was told of the round trip."""
         self.is_led = False
         """A caller reads the channel itself; see DirectEngine.submit_leading."""
         self.reading = threading.Lock()

@@ -5,14 +5,16 @@
                  └── returned ────┤  recalled before it began, or lost and worth another run
                                   └── failed ──> gone
 
-A node runs as many tasks as it has slots. While tasks are short a node is also sent one for each slot in advance, so
-that a slot never waits for the network; those are recalled when another node falls idle. A gang starts only when all
+A node runs as many tasks as it has slots. While tasks are short a node is also sent some in advance, so that a slot
+never waits for the network: one for each slot, and as many more as its slots end in the time of a round trip. Those are
+recalled when another node falls idle. A gang starts only when all
 its nodes have room for its ranks at once; from the moment it is first in the queue nothing new goes to those nodes, so
 it cannot starve. The owner feeds events and carries out the actions; every method is called under the owner's lock.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -22,7 +24,13 @@ SHORT_TASK_NS = 200_000_000
 """Nanoseconds. Tasks whose running mean is below this are sent in advance: a round trip is then a notable part. With
 20 ms, batches of joblib's (100 ms) lost a hundredth on an idle machine, and a third on one with 15 others to run.
 """
+_SHORT_ROUND_TRIPS = 32
+"""Tasks are short as well if they take less than so many round trips: waiting for one would cost a thirtieth."""
 _LEAST_AHEAD = 2
+_MOST_AHEAD = 1024
+"""Tasks on a node beyond its slots: 5,000 a second over a round trip of 200 ms. They wait in the agent's memory."""
+_LEAST_MEAN_NS = 100_000
+"""What the shortest task costs its slot, with what is around it."""
 _MEAN_WEIGHT = 0.2
 _NOTHING_RESERVED: set[int] = set()
 
@@ -89,6 +97,7 @@ class _Node:
     is_up: bool = True
     is_reachable: bool = True
     """Nothing new is sent while it is not; what was sent stays."""
+    round_trip_ns: float = 0.0
     sent: dict[int, None] = field(default_factory=dict)  # tasks, in the order they were sent
     gang_places: int = 0
 
@@ -96,10 +105,15 @@ class _Node:
     def takes_more(self) -> bool:
         return self.is_up and self.is_reachable
 
-    @property
-    def most_ahead(self) -> int:
-        """How many tasks it is sent beyond its slots. Slots that began together end together: then each needs one."""
-        return max(_LEAST_AHEAD, self.slots)
+    def most_ahead(self, mean_ns: float) -> int:
+        """How many tasks it is sent beyond its slots: none where they are long.
+
+        Slots that began together end together: then each needs one.
+        """
+        if mean_ns >= max(SHORT_TASK_NS, _SHORT_ROUND_TRIPS * self.round_trip_ns):
+            return 0
+        on_the_way = self.slots * self.round_trip_ns / max(mean_ns, _LEAST_MEAN_NS)
+        return min(max(_LEAST_AHEAD, self.slots) + math.ceil(on_the_way), max(_MOST_AHEAD, self.slots))
 
     @property
     def load(self) -> int:
@@ -131,6 +145,13 @@ class Scheduler:
 
     def node_up(self, node: int, slots: int) -> list[Action]:
         self._nodes[node] = _Node(node, slots)
+        return self._place()
+
+    def set_round_trip(self, node: int, round_trip_ns: float) -> list[Action]:
+        """How long a frame to the node and its answer take; 0 at first, and on this machine."""
+        if node not in self._nodes:
+            return []
+        self._nodes[node].round_trip_ns = round_trip_ns
         return self._place()
 
     def node_lost(self, node: int, *, will_return: bool) -> list[Action]:
@@ -299,17 +320,13 @@ class Scheduler:
         return actions
 
     def _has_room(self, reserved: set[int]) -> bool:
-        ahead = self._are_short()
         return any(
-            n.takes_more and n.load < n.slots + (n.most_ahead if ahead else 0) and n.id not in reserved
+            n.takes_more and n.load < n.slots + n.most_ahead(self._mean_ns) and n.id not in reserved
             for n in self._nodes.values()
         )
 
-    def _are_short(self) -> bool:
-        return self._mean_ns < SHORT_TASK_NS
-
     def _place_task(self, task: _Task, reserved: set[int], actions: list[Action]) -> bool:
-        node = self._pick(task.pinned, reserved, ahead=task.in_advance and self._are_short())
+        node = self._pick(task.pinned, reserved, ahead=task.in_advance)
         if node is None:
             return False
         task.node = node.id
@@ -319,7 +336,7 @@ class Scheduler:
         return True
 
     def _pick(self, pinned: int | None, reserved: set[int], *, ahead: bool) -> _Node | None:
-        """The node with most room, in turns among equals. `ahead`: one whose slots are all taken may do."""
+        """The node with most room, in turns among equals. `ahead`: a short task may go where slots are taken."""
         if pinned is not None:
             candidates = [self._nodes[pinned]] if pinned in self._nodes else []
         else:
@@ -330,7 +347,7 @@ class Scheduler:
         for offset in range(count):
             node = candidates[(self._turn + offset) % count]
             room = node.slots - node.load
-            has_room = room > -node.most_ahead if ahead else room > 0
+            has_room = room > 0 or (ahead and room > -node.most_ahead(self._mean_ns))
             if has_room and node.takes_more and node.id not in reserved and (best is None or room > best_room):
                 best, best_room = node, room
         self._turn += 1

@@ -125,6 +125,8 @@ class StreamChannel:
         self._untold_bytes = 0
         self._owes_ack = False
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
+        self.pongs = 0
+        """Pings that were answered."""
         self.received = 0
         """Frames that have come, over all links."""
         self.heard_at = time.monotonic()
@@ -381,6 +383,7 @@ class StreamChannel:
             self._beside.append(pack(Kind.PONG, self.received, bytes(body)))
         elif kind == Kind.PONG:
             self._acked = max(self._acked, ident)
+            self.pongs += 1
             self._round_trips.append(max(0.0, time.monotonic() - _PING.unpack(body)[0]))
         else:
             return False

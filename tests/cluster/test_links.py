@@ -269,6 +269,18 @@ def test_what_a_shell_prints_first_is_skipped(tmp_path: Path) -> None:
         assert pid() >> pool
 
 
+def test_a_far_node_is_kept_busy(tmp_path: Path) -> None:
+    provider = Relayed(lease_s=30.0, delay_s=0.1, folder=str(tmp_path))
+    with sky.ComputePool(provider, nodes=1, concurrency=2, logs=False) as pool:
+        absolute = sky.compute(abs)
+        absolute(-1) >> pool
+        began = time.monotonic()
+        futures = [absolute(-i) > pool for i in range(600)]
+        assert [future.result(60) for future in futures] == list(range(600))
+        assert pool.map(abs, range(-100_000, 0)) == list(range(100_000, 0, -1))
+        assert time.monotonic() - began < 20  # two for each slot at a time: 30 s for the calls alone
+
+
 def test_times_are_in_order() -> None:
     times = LinkTimes()
     assert 0 < times.ping_s < times.dead_s

@@ -13,6 +13,8 @@ from skyward.schedule.scheduler import SHORT_TASK_NS, Action, FailGang, FailTask
 
 AHEAD = 2
 """Tasks that a node may be sent beyond its slots while tasks are short."""
+FAR_AHEAD = 1024
+"""Over any round trip."""
 
 
 def up(*slots: int) -> Scheduler:
@@ -59,6 +61,53 @@ def test_a_node_is_sent_one_short_task_in_advance_for_each_slot() -> None:
     scheduler = up(5)
     make_short(scheduler)
     assert len(submit(scheduler, 20)) == 5 + 5
+
+
+def test_a_far_node_is_sent_what_its_slots_end_in_a_round_trip() -> None:
+    scheduler = up(2)
+    for task in range(100):
+        scheduler.submit(-1 - task)
+        scheduler.finished(-1 - task, 1_000_000)  # 1 ms each
+    scheduler.set_round_trip(0, 50e6)
+    assert 2 + 2 * 50 <= len(submit(scheduler, 500)) <= 2 + 2 * 50 + 10
+
+
+def test_a_far_node_is_sent_no_more_than_a_limit() -> None:
+    scheduler = up(2)
+    make_short(scheduler)
+    for _ in range(100):
+        scheduler.submit(-1)
+        scheduler.finished(-1, 1)
+    scheduler.set_round_trip(0, 10e9)
+    assert len(submit(scheduler, 5000)) == 2 + FAR_AHEAD
+
+
+def test_tasks_of_a_second_are_sent_in_advance_where_a_round_trip_is_a_notable_part() -> None:
+    near, far = up(1), up(1)
+    for scheduler in (near, far):
+        for _ in range(100):
+            scheduler.submit(-1)
+            scheduler.finished(-1, 1_000_000_000)
+    far.set_round_trip(0, 100e6)
+    assert len(submit(near, 9)) == 1
+    assert len(submit(far, 9)) > 1
+
+
+def test_what_waits_for_a_measured_round_trip_goes_when_it_is_known() -> None:
+    scheduler = up(1)
+    make_short(scheduler)
+    sent = submit(scheduler, 50)
+    assert len(sent) + len(scheduler.set_round_trip(0, 10e9)) == 50
+
+
+def test_nothing_goes_over_a_broken_link_and_what_was_sent_stays() -> None:
+    scheduler = up(1, 1)
+    assert submit(scheduler, 1) == [Send(0, 0)]
+    scheduler.node_paused(0)
+    assert scheduler.submit(1) == [Send(1, 1)]
+    assert scheduler.submit(2, pinned=0) == []
+    assert scheduler.finished(0) == []
+    assert scheduler.node_resumed(0) == [Send(2, 0)]
 
 
 def test_a_task_that_must_begin_when_it_is_sent_waits_for_a_free_slot() -> None:
@@ -191,6 +240,8 @@ class KnownGang:
 class KnownNode:
     slots: int
     is_up: bool = True
+    is_paused: bool = False
+    is_far: bool = False
     tasks: set[int] = field(default_factory=set)
 
 
@@ -244,10 +295,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         task, node = self.tasks[action.task], self.nodes[action.node]
         assert task.node is None, "sent twice"
         assert node.is_up, "sent to a dead node"
+        assert not node.is_paused, "sent over a broken link"
         assert task.pinned in (None, action.node)
         assert not task.is_cancelled
         assert task.runs <= task.retries, "run more often than it may be"
-        assert self.load(action.node) < node.slots + max(AHEAD, node.slots)
+        assert self.load(action.node) < node.slots + (FAR_AHEAD if node.is_far else max(AHEAD, node.slots))
         for gang in self.gangs.values():
             if not gang.on and gang.submitted < task.submitted and not task.was_returned:
                 assert gang.nodes is not None, "overtook a gang that any node would do for"
@@ -271,6 +323,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for number in action.nodes:
             node = self.nodes[number]
             assert node.is_up
+            assert not node.is_paused
             assert self.load(number) + min(gang.places, node.slots) <= node.slots, "no room for it"
         gang.on = action.nodes
 
@@ -388,6 +441,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.nodes[number] = KnownNode(slots)
         self.perform(self.scheduler.node_up(number, slots))
 
+    @precondition(lambda self: any(n.is_up for n in self.nodes.values()))
+    @rule(data=st.data(), paused=st.booleans())
+    def break_or_mend_a_link(self, data: st.DataObject, paused: bool) -> None:
+        number = data.draw(st.sampled_from([n for n, node in self.nodes.items() if node.is_up]))
+        self.nodes[number].is_paused = paused
+        event = self.scheduler.node_paused if paused else self.scheduler.node_resumed
+        self.perform(event(number))
+
+    @precondition(lambda self: any(n.is_up for n in self.nodes.values()))
+    @rule(data=st.data(), round_trip_ns=st.sampled_from([1e6, 50e6]))
+    def measure(self, data: st.DataObject, round_trip_ns: float) -> None:
+        number = data.draw(st.sampled_from([n for n, node in self.nodes.items() if node.is_up]))
+        self.nodes[number].is_far = True
+        self.perform(self.scheduler.set_round_trip(number, round_trip_ns))
+
     # What always holds ----------------------------------------------------------------------------------------------
 
     @invariant()
@@ -401,7 +469,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def no_slot_idles_while_a_task_waits(self) -> None:
         if any(not g.on for g in self.gangs.values()):
             return  # its nodes are kept free for it
-        idle = [n for n, node in self.nodes.items() if node.is_up and self.load(n) < node.slots]
+        up = [n for n, node in self.nodes.items() if node.is_up and not node.is_paused]
+        idle = [n for n in up if self.load(n) < self.nodes[n].slots]
         for task in self.tasks.values():
             if task.node is None:
                 assert task.pinned not in idle
@@ -413,6 +482,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not node.is_up:
                 self.nodes[number] = KnownNode(node.slots)
                 self.perform(self.scheduler.node_up(number, node.slots))
+            elif node.is_paused:
+                node.is_paused = False
+                self.perform(self.scheduler.node_resumed(number))
         for _ in range(10 * (len(self.tasks) + len(self.gangs)) + 10):
             if not self.tasks and not self.gangs:
                 break
