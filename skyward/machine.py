@@ -33,6 +33,8 @@ class PoolSpec:
     provision_timeout_s: float = 300.0
     lease_s: float | None = None
     """Seconds without contact after which a node ends; None: the provider's own default."""
+    code: Any = field(default=None, compare=False, repr=False)
+    """What of the user's code travels (`skyward.bootstrap.code.Code`); None where nodes read the client's files."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import inspect
 import itertools
 import os
@@ -362,7 +363,7 @@ class ComputePool:
         with self._lock:
             if self._engine is not None:
                 raise UsageError(f"{self!r} is open already")
-            self._warn_unused()
+            self._look_at_image()
             self._ended_by = None
             presence = self._made_presence()
             self._account()
@@ -556,8 +557,20 @@ class ComputePool:
             warnings.warn(
                 f"Image: {', '.join(unused)} has no effect with {self.provider!r}: its nodes use this environment; "
                 "install there what the calls need",
-                stacklevel=4,
+                stacklevel=5,
             )
+
+    def _look_at_image(self) -> None:
+        """What of it has no effect, what will fail on the nodes, and the code that travels: before anything is paid."""
+        self._warn_unused()
+        if self.provider.shares_files or "pip" not in self.provider.acts_on_image:
+            return
+        from .bootstrap.code import gather
+        from .bootstrap.preflight import check
+
+        code = gather(self._spec.image)
+        check(self._spec.image, code, architecture=self._spec.architecture, resolves=self.provider.is_rented)
+        self._spec = dataclasses.replace(self._spec, code=code)
 
     def _running(self) -> tuple[DirectEngine, Dispatch]:
         engine, dispatch = self._engine, self._dispatch

@@ -40,6 +40,8 @@ class Code:
     """Small files, and a list of which large ones go where: a tar, compressed by gzip."""
     objects: Mapping[str, str]
     """Large files: SHA-256 to the path here."""
+    sources: Mapping[str, str] = field(repr=False)
+    """All files: where they go to where they are here."""
     path: tuple[str, ...]
     cwd: str
     left_out: tuple[str, ...]
@@ -209,7 +211,15 @@ class _Gathered:
             _add_file(archive, ".objects", "".join(large).encode(), 0o644)
         archive_bytes = content.getvalue()
         name = hashlib.sha256(archive_bytes).hexdigest()[:16]
-        return Code(name=name, archive=archive_bytes, objects=objects, path=path, cwd=_CWD, left_out=self.left_out)
+        return Code(
+            name=name,
+            archive=archive_bytes,
+            objects=objects,
+            sources={place: source for place, (source, _, _) in self._files.items()},
+            path=path,
+            cwd=_CWD,
+            left_out=self.left_out,
+        )
 
 
 @functools.lru_cache(maxsize=4096)

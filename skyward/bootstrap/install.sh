@@ -1,6 +1,6 @@
 # Makes what a node lacks. What is there is kept, so it may be interrupted anywhere and run again.
 # From the client: ours, user (names of environments), uv (path, or empty: it came along), uv_version,
-# python (path, or empty: to be downloaded), wanted_python, folder, code, objects, limit_s.
+# python (path, or empty: to be downloaded), wanted_python, folder, code, objects, limit_s, limit_kib.
 find_uv() {
     [ -z "$uv" ] || return 0
     uv=$platform/uv-$uv_version
@@ -44,6 +44,7 @@ environment() { # NAME KIND PHASE MAKE
         find_uv
         find_python
         phase "$3"
+        was_made=1
         rm -rf "$target"
         "$4" "$target" || fail "$target cannot be made"
         env -u PYTHONPATH -u PYTHONHOME "$target/bin/python" -c "$describe" >"$target/ready.tmp" ||
@@ -52,6 +53,12 @@ environment() { # NAME KIND PHASE MAKE
     fi
     say_environment "$target" "$2"
     exec 8>&-
+}
+
+# Little is free: all that nobody uses goes at once, rather than that this fails.
+make_room() {
+    free=$(df -Pk "$platform" | awk 'NR == 2 { print $4 }')
+    [ "${free:-$low_kib}" -ge "$low_kib" ] || bound_cache 0 1
 }
 
 keep_code() {
@@ -82,10 +89,16 @@ export UV_CACHE_DIR="$platform/uv-cache" UV_NO_PROGRESS=1 UV_PYTHON_DOWNLOADS=ma
 # Where a company has certificates of its own, they are in the system's store and not in uv's.
 store=/etc/ssl/certs/ca-certificates.crt
 if [ -z "$SSL_CERT_FILE" ] && [ -s "$store" ]; then export SSL_CERT_FILE="$store"; fi
+low_kib=1048576
+make_room
 environment "$ours" ours skyward make_ours
 environment "$user" "user:$user" packages make_user
 keep_code
 make_folder "$folder" || exit 1
-unpack_code "$code" "$base/$folder" || fail "the code cannot be unpacked to $base/$folder"
+unpack_code "$code" "$base/$folder" || {
+    rm -rf "${base:?}/$folder"
+    fail "the code cannot be unpacked to $base/$folder"
+}
 say unpacked ok
+[ -z "$was_made" ] || bound_cache "$limit_kib" 15
 say end ok

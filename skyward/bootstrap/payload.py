@@ -59,6 +59,7 @@ class Payload:
     code: Code | None
     folder: str
     limit_s: float
+    cache_limit_gib: float
 
     def write(self, out: BinaryIO) -> None:
         """May block for seconds: see `packed_uv`."""
@@ -93,6 +94,7 @@ class Payload:
             "python": best_python(list(self.facts.pythons), self.image.python_version),
             "wanted_python": " ".join(wanted_pythons(self.image.python_version)),
             "folder": self.folder,
+            "limit_kib": str(int(self.cache_limit_gib * 2**20)),
             **code_variables(self.code),
         }
 
@@ -122,7 +124,7 @@ def _add_task(
 ) -> None:
     limit = {"limit_s": str(int(max(1.0, limit_s - _GRACE_S)))}
     _add(archive, "guard.sh", script(("guard.sh",), limit))
-    _add(archive, "task.sh", script(("node.sh", "task.sh", name), {**variables, **limit}, more))
+    _add(archive, "task.sh", script(("node.sh", "task.sh", "cache.sh", name), {**variables, **limit}, more))
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:

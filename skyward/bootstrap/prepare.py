@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from ..events import Emit
 from ..image import Image
+from .cache import CACHE_LIMIT_GIB
 from .code import Code
 from .environments import ours_for, users_for
 from .payload import LOADER, Payload, code_variables, script, write_apt
@@ -70,16 +71,19 @@ def prepare(
     node: int,
     folder: str,
     code: Code | None = None,
+    cache_limit_gib: float = CACHE_LIMIT_GIB,
     deadline: float | None = None,
 ) -> Ready:
     """Make a machine ready for an agent of this pool. Blocks; cancelled by an exception in this thread.
 
     `folder` is the name of the pool's folder there; `code` is what `gather` has found, once for all nodes;
-    `deadline` is by time.monotonic(), by default `image.bootstrap_timeout_s` from now. May be called again after any
-    failure, and goes on where it was; several pools may prepare one machine at a time. Raises UsageError,
-    BootstrapFailed, and what `run` raises when the link is lost.
+    `cache_limit_gib` bounds what stays there, of all pools of this user; `deadline` is by time.monotonic(), by default
+    `image.bootstrap_timeout_s` from now. May be called again after any failure, and goes on where it was; several pools
+    may prepare one machine at a time. If it raises, the pool's folder may be there, and nothing else but the cache.
+
+    Raises UsageError, BootstrapFailed, and what `run` raises when the link is lost.
     """
-    return _Bootstrap(run, image, emit, node, folder, code, deadline).go()
+    return _Bootstrap(run, image, emit, node, folder, code, cache_limit_gib, deadline).go()
 
 
 class _Bootstrap:
@@ -91,6 +95,7 @@ class _Bootstrap:
         node: int,
         folder: str,
         code: Code | None,
+        cache_limit_gib: float,
         deadline: float | None,
     ) -> None:
         self._run = run
@@ -98,6 +103,7 @@ class _Bootstrap:
         self._phases = Phases(emit, node, _masking(image))
         self._folder = folder
         self._code = code
+        self._cache_limit_gib = cache_limit_gib
         self._deadline = time.monotonic() + image.bootstrap_timeout_s if deadline is None else deadline
         self._ours = ours_for(image)
         self._users = users_for(image)
@@ -182,6 +188,7 @@ class _Bootstrap:
                 code=self._code,
                 folder=self._folder,
                 limit_s=self._left_s(),
+                cache_limit_gib=self._cache_limit_gib,
             ).write(payload)
             return before.updated(self._run_task(payload))
 

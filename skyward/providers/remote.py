@@ -103,7 +103,7 @@ def bring_up(
         transport=transport,
         connect_s=spec.provision_timeout_s if connect_s is None else connect_s,
         stop=stop,
-        code=gather(spec.image),
+        code=gather(spec.image) if spec.code is None else spec.code,
     )
     ways = [_WayUp(place, node, orders) for place, node in zip(places, nodes, strict=True)]
     threads = [threading.Thread(target=way.go, name=f"skyward-node-{way.node}", daemon=True) for way in ways]

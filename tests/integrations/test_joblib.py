@@ -604,6 +604,7 @@ class NoMachines:
     extra: ClassVar[str] = ""
     acts_on_image: ClassVar[frozenset[str]] = frozenset({"pip", "env", "includes", "excludes", "apt"})
     shares_files: ClassVar[bool] = False
+    is_rented: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.asked: list[PoolSpec] = []
@@ -634,7 +635,9 @@ def test_joblib_is_added_to_the_image_in_the_release_that_is_here() -> None:
     assert image_asked(joblib_version="1.4.2").pip == ("joblib==1.4.2",)
 
 
-def test_no_field_of_the_image_is_dropped() -> None:
+def test_no_field_of_the_image_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
     image = sky.Image(pip=["joblib<9", "rich"], env={"A": "1"}, includes=["data"], excludes=["*.tmp"], apt=["git"])
     assert image_asked(image) == image  # its own pin of joblib wins
 

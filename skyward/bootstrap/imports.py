@@ -1,0 +1,138 @@
+"""What the program's functions import where they run: told from modules and functions, without calling any."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+
+from ..calls import ComputeFunction
+from .code import Code
+
+__all__ = ["imported_there"]
+
+_NOTHING = ModuleType("nothing")
+
+
+def imported_there(code: Code, modules: Mapping[str, object]) -> dict[str, str]:
+    """Top-level names of packages that are imported where the program's `@compute` functions are loaded, each with
+    what imports it.
+
+    The functions are those that the main module names, and those of the user's modules that it names: others are
+    hardly called by this program. Imports inside functions, and in `try`, do not count; nor do Python's own modules.
+    """
+    local = _Local(code)
+    needed: dict[str, str] = {}
+    for function in _functions(vars(modules.get("__main__", _NOTHING)), local):
+        for integration in function.launch.integrations:
+            for name in getattr(integration, "packages", ()):
+                needed.setdefault(name, f"the integration of {function.__name__}()")
+        # One of the main module travels by value, with the modules that it names; another by its module's name.
+        travels_by_name = function.__module__ != "__main__"
+        for name in [function.__module__] if travels_by_name else _named_by(function.fn):
+            _add(needed, local, name, f"{function.__name__}()")
+    return {name: who for name, who in needed.items() if name not in sys.stdlib_module_names}
+
+
+def _functions(names: Mapping[str, object], local: _Local) -> Iterator[ComputeFunction[..., object]]:
+    for value in list(names.values()):
+        if isinstance(value, ComputeFunction):
+            yield value
+        elif isinstance(value, ModuleType) and local.files_of(value.__name__):
+            yield from (each for each in list(vars(value).values()) if isinstance(each, ComputeFunction))
+
+
+def _add(needed: dict[str, str], local: _Local, name: str, who: str) -> None:
+    """The module of this name: one of the user's own is read for what it imports in turn."""
+    files = local.files_of(name)
+    if not files:
+        needed.setdefault(name.partition(".")[0], who)
+    for file in files:
+        local.follow(file, needed)
+
+
+def _named_by(function: object) -> set[str]:
+    """Modules that a function's own code names, and those of what it names."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    if not isinstance(function, FunctionType):
+        return set()
+    names: set[str] = set()
+    for name in _names_in(function.__code__):
+        value = function.__globals__.get(name)
+        where = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if isinstance(where, str) and where != "__main__":
+            names.add(where)
+    return names
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+class _Local:
+    """The user's own modules, as files of this machine."""
+
+    def __init__(self, code: Code) -> None:
+        self._sources = code.sources
+        self._roots = code.path
+        self._files = {os.path.realpath(source) for source in code.sources.values()}
+        self._followed: set[str] = set()
+
+    def has(self, file: str) -> bool:
+        return file in self._files
+
+    def files_of(self, name: str) -> list[str]:
+        """What is run to import a module of this name: its packages, then itself; nothing if it is not local."""
+        parts = name.split(".")
+        for root in self._roots:
+            found = []
+            for count in range(1, len(parts) + 1):
+                path = "/".join([root, *parts[:count]])
+                found += [
+                    os.path.realpath(self._sources[place])
+                    for place in (f"{path}/__init__.py", f"{path}.py")
+                    if place in self._sources
+                ]
+            if found:
+                return found
+        return []
+
+    def follow(self, file: str, needed: dict[str, str]) -> None:
+        """Add what the module in this file imports, and what those of the user's own import that it imports."""
+        if file in self._followed:
+            return
+        self._followed.add(file)
+        for name in _imports_of(file):
+            if name.startswith(os.sep):
+                for path in (f"{name}.py", os.path.join(name, "__init__.py")):
+                    if self.has(path):
+                        self.follow(path, needed)
+            else:
+                _add(needed, self, name, os.path.relpath(file))
+
+
+def _imports_of(file: str) -> Iterator[str]:
+    """Names of modules; a relative import gives the path of the module's file without its ending."""
+    try:
+        with open(file, "rb") as source:
+            statements = ast.parse(source.read()).body
+    except (OSError, SyntaxError, ValueError):
+        return
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and not statement.level:
+            yield statement.module or ""
+        elif isinstance(statement, ast.ImportFrom):
+            folder = file
+            for _ in range(statement.level):
+                folder = os.path.dirname(folder)
+            path = os.path.join(folder, *(statement.module or "").split("."))
+            yield path.rstrip(os.sep)
+            yield from (os.path.join(path, alias.name) for alias in statement.names)

@@ -1,0 +1,194 @@
+"""What will fail on the nodes, as far as it can be told here: said before any machine is paid for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import UsageError
+from ..image import Image
+from .code import Code
+from .environments import users_for
+from .imports import imported_there
+from .uv import client_uv
+
+__all__ = ["Finding", "check", "preflight"]
+
+_RESOLVE_LIMIT_S = 30.0
+_OLDEST_GLIBC = "manylinux_2_28"
+"""What machines of today have at least: Debian 10, Ubuntu 18.10, RHEL 8 and later."""
+_UNSOLVABLE = re.compile(r"no solution found|not found in the package registry|unsatisfiable|failed to parse", re.I)
+_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OWN = frozenset({"skyward", "cloudpickle", "xxhash"})
+_FOREIGN = re.compile(r"\.(cpython-(\d+)-([\w-]+)|abi3)\.so$")
+
+Architecture = Literal["x86_64", "arm64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """`field`: of what ("Image.pip"); `text`: what will fail there, and what to do. `is_certain`: or it may."""
+
+    field: str
+    text: str
+    is_certain: bool
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.text}"
+
+
+def check(image: Image, code: Code | None, *, architecture: Architecture | None = None, resolves: bool = True) -> None:
+    """Raises UsageError with all that will fail on the nodes, and warns of what may. See `preflight`."""
+    found = preflight(image, code, architecture=architecture, resolves=resolves)
+    for finding in found:
+        if not finding.is_certain:
+            warnings.warn(str(finding), stacklevel=4)
+    certain = [str(finding) for finding in found if finding.is_certain]
+    if certain:
+        raise UsageError("no machine was started, as this would fail there:\n  - " + "\n  - ".join(certain))
+
+
+def preflight(
+    image: Image,
+    code: Code | None,
+    *,
+    architecture: Architecture | None = None,
+    resolves: bool = True,
+    modules: Mapping[str, object] | None = None,
+) -> list[Finding]:
+    """What does not fit: the Python, requirements, what the client's modules import, compiled extensions.
+
+    `architecture`: of the nodes; None: not known, this machine's is taken. `resolves`: ask the indexes whether the
+    requirements can be met, at most half a minute; where none can be reached that is a finding, not a failure.
+    `modules`: by default those of this process.
+    """
+    machine = {"arm64": "aarch64", None: platform.machine()}.get(architecture, architecture or "")
+    found = [*_python(image), *_requirements(image, machine, resolves=resolves)]
+    if code is not None:
+        loaded = sys.modules if modules is None else modules
+        found += [*_imports(image, code, loaded), *_extensions(code, machine)]
+    return found
+
+
+def _python(image: Image) -> Iterator[Finding]:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    there = ".".join(image.python_version.split(".")[:2])
+    if there != here:
+        yield Finding(
+            field="Image.python",
+            text=f"{image.python!r} is not this Python's minor version, {here}, and functions and values cross only "
+            f"between the same: leave it out, or run this program with Python {there}",
+            is_certain=True,
+        )
+
+
+def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Finding]:
+    try:
+        users = users_for(image)
+    except UsageError as error:
+        field, _, text = str(error).partition(": ")
+        yield Finding(field=field, text=text, is_certain=True)
+        return
+    # What has a value only on the node cannot be asked for here.
+    known = [text for text, given in zip(users.requirements, image.pip, strict=True) if "$" not in given]
+    if not known or not resolves:
+        return
+    uv = client_uv()
+    if uv is None:
+        yield Finding(
+            field="Image.pip",
+            text="not checked, as there is no uv here: pip install 'skyward[ssh]'",
+            is_certain=False,
+        )
+        return
+    kind = "unknown-linux-gnu" if machine not in ("x86_64", "aarch64") else _OLDEST_GLIBC
+    command = [uv.path, "pip", "compile", "-", "--quiet", "--no-header", "--python-platform", f"{machine}-{kind}"]
+    command += ["--python-version", image.python_version]
+    try:
+        done = subprocess.run(
+            command,
+            input="\n".join(known),
+            capture_output=True,
+            text=True,
+            timeout=_RESOLVE_LIMIT_S,
+            env={**os.environ, **users.indexes, "UV_NO_PROGRESS": "1"},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        yield _unchecked(f"no index answered within {_RESOLVE_LIMIT_S:.0f} s")
+        return
+    if done.returncode:
+        said = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", done.stderr.strip())
+        if _UNSOLVABLE.search(said):
+            yield Finding(field="Image.pip", text=f"it cannot be installed there:\n{said}", is_certain=True)
+        else:
+            yield _unchecked(said.splitlines()[0] if said else f"uv ended with code {done.returncode}")
+
+
+def _unchecked(why: str) -> Finding:
+    text = f"whether it can be installed was not checked, as no index can be reached from here ({why})"
+    return Finding(field="Image.pip", text=text, is_certain=False)
+
+
+def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterator[Finding]:
+    """Packages that the program's functions need where they run, and that the image does not bring."""
+    brought = _closure({_project(requirement) for requirement in image.pip}) | _OWN
+    distributions = importlib.metadata.packages_distributions()
+    for name, who in sorted(imported_there(code, modules).items()):
+        projects = [_normal(project) for project in distributions.get(name, ())]
+        if projects and not brought.intersection((_normal(name), *projects)):
+            yield Finding(
+                field="Image.pip",
+                text=f"{who} imports {name}, which nothing there brings: add {projects[0]!r}, or calls that need it "
+                "will fail with ModuleNotFoundError",
+                is_certain=False,
+            )
+
+
+def _closure(projects: Collection[str]) -> set[str]:
+    """These and what they depend on, as far as they are installed here; extras are taken for asked for."""
+    found: set[str] = set()
+    waiting = list(projects)
+    while waiting:
+        project = waiting.pop()
+        if project in found:
+            continue
+        found.add(project)
+        try:
+            waiting += [_project(requirement) for requirement in importlib.metadata.requires(project) or ()]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _project(requirement: str) -> str:
+    match = _PROJECT.match(requirement.strip())
+    return _normal(match[0]) if match else requirement
+
+
+def _normal(project: str) -> str:
+    return re.sub(r"[-_.]+", "-", project).lower()
+
+
+def _extensions(code: Code, machine: str) -> Iterator[Finding]:
+    """Compiled modules among the user's own, made for another Python or platform."""
+    for name in sorted(code.sources):
+        match = _FOREIGN.search(name)
+        here = f"{sys.version_info.major}{sys.version_info.minor}"
+        if match is None or match[1] == "abi3":
+            continue
+        if match[2] != here or match[3] != f"{machine}-linux-gnu":
+            yield Finding(
+                field="code",
+                text=f"{name} is compiled for {match[1]}, and the nodes are {machine}-linux-gnu: it cannot be loaded "
+                "there; build a wheel of its package for them and name that in Image.pip",
+                is_certain=False,
+            )

@@ -1,0 +1,79 @@
+"""What stays on a node is bounded, is cleared when asked, and is never taken from under a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from skyward.bootstrap.cache import clear_cache
+from skyward.bootstrap.prepare import Ready, prepare
+from skyward.events import ignore
+from skyward.image import Image
+from tests.bootstrap.packages import Index
+from tests.bootstrap.scratch import ScratchNode
+
+
+def make_ready(node: ScratchNode, image: Image, limit_gib: float = 20.0) -> Ready:
+    return prepare(node, image, emit=ignore, node=0, folder="test-0", cache_limit_gib=limit_gib)
+
+
+def environment_of(ready: Ready) -> Path:
+    return Path(ready.python).parents[1]
+
+
+def let_age(environment: Path, hours: float) -> None:
+    then = time.time() - hours * 3600
+    os.utime(environment / "used", (then, then))
+
+
+def test_beyond_the_limit_the_least_recently_used_environments_go(scratch: ScratchNode, index: Index) -> None:
+    oldest = environment_of(make_ready(scratch, Image(pip=["alpha==1.0"], pip_index_url=index.url)))
+    used = environment_of(make_ready(scratch, Image(pip=["alpha==2.0"], pip_index_url=index.url)))
+    recent = environment_of(make_ready(scratch, Image(pip=["beta"], pip_index_url=index.url)))
+    let_age(oldest, 30)
+    let_age(used, 20)
+    process = subprocess.Popen([used / "bin" / "python", "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        last = environment_of(make_ready(scratch, Image(pip_index_url=index.url), limit_gib=0.001))
+    finally:
+        process.communicate(b"\n", timeout=20)
+    assert not oldest.exists()
+    assert (used / "ready.json").exists()
+    assert (recent / "ready.json").exists()
+    assert (last / "ready.json").exists()
+
+
+def test_below_the_limit_nothing_goes(scratch: ScratchNode, index: Index) -> None:
+    old = environment_of(make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url)))
+    let_age(old, 10_000)
+    make_ready(scratch, Image(pip_index_url=index.url))
+    assert (old / "ready.json").exists()
+
+
+def test_an_environment_that_was_removed_is_made_again(scratch: ScratchNode, index: Index) -> None:
+    image = Image(pip=["alpha"], pip_index_url=index.url)
+    first = make_ready(scratch, image)
+    let_age(environment_of(first), 30)
+    make_ready(scratch, Image(pip_index_url=index.url), limit_gib=0.001)
+    assert not environment_of(first).exists()
+    assert make_ready(scratch, image).python == first.python
+
+
+def test_clearing_leaves_what_is_in_use_and_says_what_it_removed(scratch: ScratchNode, index: Index) -> None:
+    old = environment_of(make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url)))
+    let_age(old, 1)
+    kept = make_ready(scratch, Image(pip_index_url=index.url))
+    cleared = clear_cache(scratch)
+    assert str(old) in cleared.removed
+    assert str(environment_of(kept)) in cleared.kept
+    assert not old.exists()
+
+    for environment in scratch.platform.glob("*-*/used"):
+        let_age(environment.parent, 1)
+    cleared = clear_cache(scratch)
+    assert cleared.kept == ()
+    assert cleared.freed_gib > 0
+    assert not scratch.cache.exists()
+    assert clear_cache(scratch).removed == ()
