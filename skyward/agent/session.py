@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from .output import LogBuffer
 
 __all__ = ["Session"]
 
+_PIPE_SIZE = 1 << 20
 _FINAL = (Kind.RESULT, Kind.ERROR, Kind.LOST)
 
 
@@ -25,6 +27,9 @@ class _PassedEnds(Ends):
     def __init__(self, read_fd: int, write_fd: int, stub: Session) -> None:
         super().__init__(read_fd, write_fd)
         self.stub = stub
+        for fd in (read_fd, write_fd):
+            with contextlib.suppress(OSError):  # no pipe, or the user has many
+                fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_SIZE)
 
     def close(self) -> None:
         super().close()
