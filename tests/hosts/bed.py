@@ -22,7 +22,7 @@ from typing import Self
 
 from tests.waiting import until
 
-__all__ = ["ROOT", "RUN", "Bed", "ip", "pids_in", "run", "started", "take_down"]
+__all__ = ["ROOT", "RUN", "Bed", "ip", "pids_in", "run", "started", "take_down", "tidied"]
 
 RUN = Path("/run/skyward-tests")
 ROOT = Path(__file__).parent.parent.parent
@@ -56,20 +56,12 @@ class Bed:
     @classmethod
     def claim(cls) -> Bed:
         """A bed of one's own. `close` it; should this process be killed first, its reaper does."""
-        RUN.mkdir(exist_ok=True)
         for number in range(1, _HIGHEST + 1):
-            lock = os.open(RUN / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            else:
-                take_down(number)
-                bed = cls(number)
-                bed._open(lock)
-                return bed
-            finally:
-                os.close(lock)
+            with tidied(number) as lock:
+                if lock is not None:
+                    bed = cls(number)
+                    bed._open(lock)
+                    return bed
         raise RuntimeError(f"all {_HIGHEST} beds under {RUN} are in use")
 
     def _open(self, lock: int) -> None:
@@ -115,6 +107,23 @@ class Bed:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def tidied(number: int) -> Iterator[int | None]:
+    """The lock of bed `number`, from which is removed what a dead session left; None if a live one has it."""
+    RUN.mkdir(exist_ok=True)
+    lock = os.open(RUN / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        take_down(number)
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def take_down(number: int) -> None:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.hosts.bed import ROOT, RUN, pids_in
 from tests.hosts.fixtures import NewHost
 from tests.hosts.host import Host
 from tests.waiting import until
@@ -201,23 +196,3 @@ def test_a_host_that_hides_is_reached_through_another(pair: list[Host], new_host
     assert hidden.ssh("hostname", options=["-J", pair[0].name]).stdout == f"{hidden.name}\n"
     hidden.show_to_all()
     assert hidden.answers_ssh()
-
-
-def test_a_session_that_is_killed_leaves_no_host(tmp_path: Path) -> None:
-    script = (
-        "import sys, time\nfrom tests.hosts.bed import Bed\nfrom tests.hosts.host import Host\n"
-        "bed = Bed.claim()\nhost = Host(bed, 'orphan', f'{bed.network}.10').start().wait_ssh()\n"
-        "print(bed.number, flush=True)\ntime.sleep(600)\n"
-    )
-    session = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert session.stdout is not None
-    with session, session.stdout:
-        number = int(session.stdout.readline())
-        orphans = pids_in(f"skyt{number}-orphan")
-        assert len(orphans) >= 4
-        os.kill(session.pid, signal.SIGKILL)
-    until(lambda: not (RUN / f"{number}").exists())
-    assert not any(os.path.exists(f"/proc/{pid}/ns/net") and pid in pids_in(f"skyt{number}-orphan") for pid in orphans)
-    assert f"skyt{number}-" not in Path("/proc/self/mounts").read_text()
-    assert not list(Path("/run/netns").glob(f"skyt{number}-*"))
-    assert not os.path.exists(f"/sys/class/net/skyt{number}")
