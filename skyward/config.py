@@ -22,6 +22,7 @@ secret need be in a file; among the variables of an image it is a `sky.Secret`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -38,7 +39,7 @@ from .image import Image
 from .providers import PROVIDERS, load
 from .secret import Secret
 
-__all__ = ["config_files", "pool_fields", "pool_names", "provider_named"]
+__all__ = ["config_files", "pool_fields", "pool_names", "provider_named", "rented_providers"]
 
 _NAME = "skyward.toml"
 _NOT_IN_A_FILE = frozenset({"initializer", "initargs", "on_event", "name", "aliases", "self"})
@@ -64,6 +65,26 @@ def pool_names() -> list[str]:
 def provider_named(name: str) -> Any:
     """A provider, by its own name or by that of `[providers]`. Raises as `pool_fields` does."""
     return _Config.read().provider(name, ("providers", name))
+
+
+def rented_providers(names: Iterable[str] = ()) -> list[Any]:
+    """The providers of rented machines that the files mention, and those of `names`; each once.
+
+    One that the files mention and that cannot be made here (its library is not installed) is left out; one of `names`
+    raises.
+    """
+    config = _Config.read()
+    made = [config.provider(name, ("providers", name)) for name in names]
+    mentioned = [pool.get("provider") for pool in config.pools.values()] + list(config.providers)
+    for name in mentioned:
+        if isinstance(name, str | dict) and name != "local":
+            with contextlib.suppress(SkywardError):
+                made.append(config.pools_provider(name, ("providers", "provider")))
+    rented: list[Any] = []
+    for provider in made:
+        if provider.is_rented and provider not in rented:
+            rented.append(provider)
+    return rented
 
 
 def config_files() -> list[Path]:
@@ -151,7 +172,7 @@ class _Config:
 
     def _pool_value(self, key: str, value: Any, hint: Any, path: tuple[str, ...]) -> Any:
         if key == "provider":
-            return self._pools_provider(value, path)
+            return self.pools_provider(value, path)
         if key == "image":
             return self._made(Image, self._table(value, path), path)
         if key == "accelerator" and isinstance(value, dict):
@@ -169,7 +190,8 @@ class _Config:
 
     # Providers ------------------------------------------------------------------------------------------------------
 
-    def _pools_provider(self, value: Any, path: tuple[str, ...]) -> Any:
+    def pools_provider(self, value: Any, path: tuple[str, ...]) -> Any:
+        """What a pool's `provider` stands for: a name, or a table of its own."""
         if isinstance(value, dict):
             return self._provider_of(value, path)
         if not isinstance(value, str):

@@ -1,7 +1,13 @@
 """The `skyward` command: thin, every subcommand is a call that anyone can make from Python.
 
+    skyward ls              skyward.fleet.survey()
+    skyward down            skyward.fleet.end()
+    skyward gc              skyward.providers.local.collect_garbage(), skyward.providers.reaping.gc()
+    skyward logs            skyward.outputs.read_output()
+    skyward ssh             skyward.cli.shell.terminal_of()
+    skyward offers          sky.ComputePool(...).offers()
+    skyward plan            sky.ComputePool(...).plan()
     skyward doctor          skyward.cli.doctor.examine()
-    skyward gc              skyward.providers.local.collect_garbage()
     skyward integrations    skyward.cli.integrations.describe()
 
 A subcommand is a module of this package with `add_to(subcommands)`; `COMMANDS` names it. What a subcommand needs is
@@ -15,15 +21,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from .. import _version, errors
-from . import doctor, garbage, integrations
+from . import doctor, down, garbage, integrations, logs, offers, plan, pools, shell
 
 __all__ = ["main"]
 
-COMMANDS = (doctor, garbage, integrations)
+COMMANDS = (pools, down, logs, shell, offers, plan, garbage, doctor, integrations)
 
 DESCRIPTION = """\
 Decorate a Python function, choose where it runs at the call site, get its value back.
-This command looks after the machine you type on; the work itself is started from Python:
+This command looks after your pools and machines; the work itself is started from Python:
 
     import skyward as sky
 

@@ -1,43 +1,77 @@
-"""`skyward gc`: remove what dead pools left on this machine."""
+"""`skyward gc`: remove what dead pools left, on this machine and rented."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 __all__ = ["add_to"]
 
-HELP = "remove what dead pools left on this machine"
+HELP = "remove what dead pools left, end what they rented"
 
 DESCRIPTION = """\
-Removes what pools of yours left on this machine when they could not close themselves: processes, sockets, spooled
-results. A pool that is still open is not touched, and a pool cleans up after itself within seconds even when its
-program was killed: expect to find nothing.
+Removes what pools of yours left when they could not close themselves: on this machine processes, sockets, spooled
+results; in the accounts that this machine has records of, or that skyward.toml or --provider name, the machines that
+they rented, found by their tags. A pool that is open is not touched, nor are the machines of another machine's pools.
+A pool cleans up after itself, even when its program was killed: expect to find nothing.
 """
 
-EPILOG = "from Python: skyward.providers.local.collect_garbage()"
+EPILOG = """\
+examples:
+  skyward gc
+  skyward gc --dry-run
+  skyward gc --provider aws        an account that no record here names
+
+exit status: 0 nothing is left, 1 something may be; it is named
+from Python: skyward.providers.local.collect_garbage() and skyward.providers.reaping.gc()
+"""
 
 
 def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subcommands.add_parser(
-        "gc",
-        help=HELP,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "gc", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--provider", action="append", default=[], metavar="NAME", help="look there too")
+    parser.add_argument("--local", action="store_true", help="only this machine; asks no provider")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
     parser.set_defaults(run=run)
 
 
-def run(_arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     from ..providers.local import collect_garbage
 
-    found = collect_garbage()
-    for what in found:
-        print(f"removed {what}")
-    if not found:
-        print("nothing of ours is left on this machine")
-    return 0
+    found: list[str] = []
+    failures: list[Any] = []
+    if not arguments.local:  # first what costs money
+        ended, failures = _rented(arguments)
+        found += [f"{'would end' if arguments.dry_run else 'ended'} machine {name}" for name in ended]
+    removed = collect_garbage(is_dry_run=arguments.dry_run)
+    found += [f"{'would remove' if arguments.dry_run else 'removed'} {path}" for path in removed]
+    if found:
+        print("\n".join(found))
+    elif not failures:
+        print("nothing of ours is left on this machine" + ("" if arguments.local else ", and nothing is rented for it"))
+    for failure in failures:
+        print(f"skyward: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _rented(arguments: argparse.Namespace) -> tuple[list[str], list[Any]]:
+    from ..config import rented_providers
+    from ..journal import journals
+
+    providers = rented_providers(arguments.provider)
+    if not providers and not journals():
+        return [], []
+    from ..providers import reaping
+
+    if arguments.dry_run:
+        machines, failures = reaping.ls(providers)
+        orphans = [one for one in machines if one.owner == "dead"]
+        return [f"{one.instance.id} of pool {one.pool}" for one in orphans], list(failures)
+    ended, failures = reaping.gc(providers)
+    return ended, list(failures)

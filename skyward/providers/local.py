@@ -189,8 +189,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def collect_garbage() -> list[str]:
-    """Remove what dead pools of this user left on this machine; says what it was.
+def collect_garbage(*, is_dry_run: bool = False) -> list[str]:
+    """Remove what dead pools of this user left on this machine; says what it was, or would be.
 
     Live pools are not touched, nor those that start: for so long a folder may be without its socket.
     """
@@ -199,7 +199,8 @@ def collect_garbage() -> list[str]:
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if not _answers(os.path.join(path, SOCKET_NAME)) and not _is_starting(path):
-            shutil.rmtree(path, ignore_errors=True)
+            if not is_dry_run:
+                shutil.rmtree(path, ignore_errors=True)
             found.append(path)
     return found
 

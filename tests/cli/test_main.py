@@ -54,21 +54,21 @@ def test_each_command_says_how_to_do_it_from_python(command: str, capsys: pytest
 
 def test_gc_names_each_thing_it_removed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = ["process 4711 (agent of a pool that died)", "folder /tmp/skyward-x"]
-    monkeypatch.setattr(skyward.providers.local, "collect_garbage", lambda: found)
+    monkeypatch.setattr(skyward.providers.local, "collect_garbage", lambda is_dry_run: found)
     assert main(["gc"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"removed {what}" for what in found]
 
 
 def test_gc_says_so_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(skyward.providers.local, "collect_garbage", list)
+    monkeypatch.setattr(skyward.providers.local, "collect_garbage", lambda is_dry_run: [])
     assert main(["gc"]) == 0
-    assert capsys.readouterr().out == "nothing of ours is left on this machine\n"
+    assert capsys.readouterr().out == "nothing of ours is left on this machine, and nothing is rented for it\n"
 
 
 def test_our_errors_are_one_line_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse() -> list[str]:
+    def refuse(is_dry_run: bool) -> list[str]:
         raise errors.ProviderError("local: process 4711 belongs to another user; ask them to run `skyward gc`")
 
     monkeypatch.setattr(skyward.providers.local, "collect_garbage", refuse)
@@ -79,7 +79,7 @@ def test_our_errors_are_one_line_without_a_traceback(
 
 
 def test_ctrl_c_ends_it_as_a_shell_expects(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> list[str]:
+    def interrupted(is_dry_run: bool) -> list[str]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(skyward.providers.local, "collect_garbage", interrupted)

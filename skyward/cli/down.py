@@ -1,0 +1,79 @@
+"""`skyward down`: end pools, whoever has them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["add_to"]
+
+HELP = "end a pool: its calls, its nodes, what it has rented"
+
+DESCRIPTION = """\
+Ends pools. A program that runs is asked to close its pool, and its open calls raise PoolClosed; what a dead program
+has rented is ended from here. Names are those of `skyward ls`, or of named pools: then all that are open by that name.
+"""
+
+EPILOG = """\
+examples:
+  skyward down train
+  skyward down train-1f2e3d4c --yes     without asking
+  skyward down --all
+
+exit status: 0 nothing is left of them, 1 something may be; it is named
+from Python: skyward.fleet.end()
+"""
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "down", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pool", nargs="*", metavar="POOL", help="name of a pool")
+    parser.add_argument("--all", action="store_true", help="all pools of yours on this machine")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..errors import SkywardError
+    from ..fleet import end
+
+    if bool(arguments.pool) == arguments.all:
+        arguments.parser.error("name the pools to end, or give --all")
+    names = _names(arguments)
+    if not names:
+        print("no pool is open, and nothing is rented")
+        return 0
+    if not arguments.yes and not _is_sure(names):
+        return 1
+    status = 0
+    for name in names:
+        try:
+            print(f"{name}: {end(name)}", flush=True)
+        except SkywardError as error:
+            print(f"skyward: {name}: {error}", file=sys.stderr)
+            status = 1
+    return status
+
+
+def _names(arguments: argparse.Namespace) -> list[str]:
+    from ..fleet import names_meant, survey
+
+    if arguments.all:
+        return [pool.pool for pool in survey().pools if pool.state != "elsewhere"]
+    return list(dict.fromkeys(meant for name in arguments.pool for meant in names_meant(name)))
+
+
+def _is_sure(names: list[str]) -> bool:
+    if not sys.stdin.isatty():
+        print(f"skyward: this would end {', '.join(names)}; give --yes where nobody can be asked", file=sys.stderr)
+        return False
+    try:
+        return input(f"end {', '.join(names)}? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False

@@ -1,0 +1,76 @@
+"""`skyward logs`: what the calls of a pool printed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ..outputs import OutputLine
+
+__all__ = ["add_to"]
+
+HELP = "show what the calls of a pool print, or printed"
+
+DESCRIPTION = """\
+Shows what the calls of a pool printed, each line with its node and rank. The last 8 to 16 MiB of each of your last 20
+pools are kept on this machine, in files that only you can read. Pools with logs=False keep nothing.
+"""
+
+EPILOG = """\
+examples:
+  skyward logs train
+  skyward logs train -f           and what comes, until the pool is closed
+  skyward logs train -n 50 --time
+
+from Python: skyward.outputs.read_output()
+"""
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "logs", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pool", metavar="POOL", help="name of a pool; of several, the youngest")
+    parser.add_argument("-f", "--follow", action="store_true", help="wait for more until the pool is closed")
+    parser.add_argument("-n", "--tail", type=int, metavar="LINES", help="only so many of the last lines")
+    parser.add_argument("--time", action="store_true", help="when each line came")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from .. import live
+    from ..fleet import output_of
+    from ..outputs import read_output
+
+    pool = output_of(arguments.pool)
+
+    def is_open() -> bool:
+        return any(other.pool == pool and other.is_alive for other in live.live_pools())
+
+    follow = is_open if arguments.follow or is_open() else None
+    if follow is not None and not arguments.follow:  # an open pool may have printed nothing yet: no error
+        follow = _never
+    for line in read_output(pool, tail=arguments.tail, follow_while=follow):
+        try:
+            print(_shown(line, arguments.time), flush=arguments.follow)
+        except BrokenPipeError:  # `| head`
+            sys.stderr.close()
+            return 0
+    return 0
+
+
+def _never() -> bool:
+    return False
+
+
+def _shown(line: OutputLine, has_time: bool) -> str:
+    if not has_time:
+        return line.text
+    import datetime
+
+    at = datetime.datetime.fromtimestamp(line.at).astimezone()
+    return f"{at:%Y-%m-%d %H:%M:%S} {line.text}"

@@ -1,0 +1,127 @@
+"""`skyward offers`: what providers have now, and for how much."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+    from collections.abc import Sequence
+
+    from ..machine import Offer
+
+__all__ = ["add_to", "describe", "fields_of"]
+
+HELP = "list machines that could be rented now, with prices"
+
+DESCRIPTION = """\
+Lists what a provider has now for one node of what you ask, in the order in which a pool would try it. Rents nothing.
+"""
+
+EPILOG = """\
+examples:
+  skyward offers --provider aws --accelerator A100
+  skyward offers --provider aws --region eu-central-1 --vcpus 8 --memory 32 --allocation on-demand
+  skyward offers --pool train --json       for a pool of skyward.toml
+
+from Python: sky.ComputePool(provider, ...).offers()
+"""
+
+_ALL = 0
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "offers",
+        help=HELP,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--provider", metavar="NAME", help="aws, ...; or one of [providers] in skyward.toml")
+    which.add_argument("--pool", metavar="NAME", help="what this pool of skyward.toml asks for")
+    add_wishes(parser)
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="so many at most, 0: all; 20 by default")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def add_wishes(parser: argparse.ArgumentParser) -> None:
+    """The options that are fields of a pool."""
+    parser.add_argument("--region", help="of the provider")
+    parser.add_argument("--accelerator", metavar="NAME", help='such as A100 or "RTX 4090"')
+    parser.add_argument("--count", type=int, metavar="N", help="accelerators of each node")
+    parser.add_argument("--vcpus", type=int, metavar="N", help="of each node, at least")
+    parser.add_argument("--memory", type=float, metavar="GIB", help="of each node, at least")
+    parser.add_argument("--architecture", choices=("x86_64", "arm64"))
+    parser.add_argument("--allocation", choices=("spot", "on-demand", "spot-if-available", "cheapest"))
+    parser.add_argument("--nodes", type=int, metavar="N")
+    parser.add_argument("--max-hourly-cost", type=float, metavar="USD", help="for all nodes together")
+
+
+def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of the pool that is meant, its provider made."""
+    import dataclasses
+
+    from ..accelerators import Accelerator
+    from ..config import pool_fields, provider_named
+    from ..errors import UsageError
+
+    fields = pool_fields(arguments.pool) if arguments.pool else {"provider": provider_named(arguments.provider)}
+    if arguments.region is not None:
+        provider = fields["provider"]
+        if not hasattr(provider, "region"):
+            raise UsageError(f"--region: provider {provider.name!r} has no regions")
+        fields["provider"] = dataclasses.replace(provider, region=arguments.region)
+    given = {
+        "vcpus": arguments.vcpus,
+        "memory_gib": arguments.memory,
+        "architecture": arguments.architecture,
+        "allocation": arguments.allocation,
+        "nodes": arguments.nodes,
+        "max_hourly_cost": arguments.max_hourly_cost,
+    }
+    fields |= {name: value for name, value in given.items() if value is not None}
+    if arguments.accelerator is not None:
+        fields["accelerator"] = Accelerator.from_name(arguments.accelerator, count=arguments.count or 1)
+    elif arguments.count is not None:
+        raise UsageError("--count: of what? Give --accelerator too")
+    return fields
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..pool import ComputePool
+    from .tables import as_json
+
+    found = ComputePool(**fields_of(arguments)).offers()
+    shown = found if arguments.limit == _ALL else found[: arguments.limit]
+    if arguments.json:
+        print(as_json(shown))
+        return 0
+    print("\n".join(describe(shown)))
+    if len(shown) < len(found):
+        print(f"and {len(found) - len(shown)} more; --limit 0 shows them", file=sys.stderr)
+    return 0
+
+
+def describe(offers: Sequence[Offer]) -> list[str]:
+    """The offers as a table."""
+    from ..console.words import usd
+    from .tables import table
+
+    rows = [
+        (
+            offer.instance_type,
+            str(offer.vcpus or "?"),
+            f"{offer.memory_gib:g}" if offer.memory_gib else "?",
+            str(offer.accelerator) if offer.accelerator is not None else "-",
+            "spot" if offer.is_spot else "on demand" if offer.price_usd_per_hour else "-",
+            usd(offer.price_usd_per_hour) if offer.price_usd_per_hour else "yours",
+            offer.zone or offer.region or "-",
+        )
+        for offer in offers
+    ]
+    return table(("machine", "vcpus", "gib", "accelerator", "rent", "per hour", "where"), rows, right=[1, 2, 5])

@@ -1,0 +1,86 @@
+"""`skyward plan`: what a named pool would ask of its provider, to the letter."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ..pool import ComputePool
+
+__all__ = ["add_to", "describe"]
+
+HELP = "show the requests that a pool would send; send none"
+
+DESCRIPTION = """\
+Shows what a pool of skyward.toml would ask of its provider for its first offer: each request with all its parameters,
+and what the pool would cost. Nothing is rented and nothing changed; "<...>" stands for what only answers will tell.
+"""
+
+EPILOG = """\
+examples:
+  skyward plan train
+  skyward plan train --json
+
+from Python: sky.ComputePool.named("train").plan()
+"""
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "plan", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pool", metavar="NAME", help="name of a pool of skyward.toml")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..pool import ComputePool
+    from .tables import as_json
+
+    pool = ComputePool.named(arguments.pool)
+    requests = pool.plan()
+    if arguments.json:
+        print(as_json({"forecast": pool.forecast(), "requests": requests}))
+    else:
+        print("\n".join([*describe(pool), "", *(_request(request) for request in requests)]))
+    return 0
+
+
+def describe(pool: ComputePool) -> list[str]:
+    """What it would be and cost, in words."""
+    from ..console.words import duration, usd
+
+    forecast = pool.forecast()
+    offer = forecast.offer
+    rent = f", {'spot' if offer.is_spot else 'on demand'}" if offer.price_usd_per_hour else ""
+    where = f" in {offer.zone or offer.region}" if offer.zone or offer.region else ""
+    lines = [f"{forecast.nodes} x {offer.instance_type}{rent}{where}, provider {offer.provider}"]
+    if forecast.price_usd_per_hour:
+        lines.append(f"{usd(forecast.price_usd_per_hour)} per hour; at least {usd(forecast.minimum_usd)}")
+    if forecast.lasts_s is not None:
+        lines.append(f"the budget lasts {duration(forecast.lasts_s)}")
+    return lines
+
+
+def _request(request: Any) -> str:
+    from .tables import as_json
+
+    if hasattr(request, "operation"):
+        return f"{request.operation} {as_json(request.parameters)}"
+    return f"{type(request).__name__} {as_json(_shown(request))}"
+
+
+def _shown(request: Any) -> Any:
+    """Without the environment of this process, which is long, and nobody's business on a screen."""
+    import dataclasses
+
+    if not dataclasses.is_dataclass(request) or isinstance(request, type):
+        return str(request)
+    fields = {field.name: getattr(request, field.name) for field in dataclasses.fields(request)}
+    if "env" in fields:
+        fields["env"] = f"<{len(fields['env'])} variables>"
+    return fields

@@ -1,0 +1,92 @@
+"""`skyward ls`: the pools of this user, on this machine and rented."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+    from collections.abc import Sequence
+
+    from ..fleet import PoolState
+
+__all__ = ["add_to"]
+
+HELP = "list your open pools and what is rented, with costs"
+
+DESCRIPTION = """\
+Lists the pools of yours that are open on this machine, and every rented machine of yours in the accounts that this
+machine has records of, or that skyward.toml or --provider name. A pool that is "dead" has lost its program: what it
+rented ends by itself when its lease is over, or now with `skyward gc`.
+"""
+
+EPILOG = """\
+examples:
+  skyward ls
+  skyward ls --provider aws --json
+  skyward ls --local              ask no provider
+
+exit status: 0 all is well, 1 an account could not be asked, or machines of a dead pool cost money
+from Python: skyward.fleet.survey()
+"""
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "ls", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--provider", action="append", default=[], metavar="NAME", help="look there too")
+    parser.add_argument("--local", action="store_true", help="only what is known on this machine; asks no provider")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..config import rented_providers
+    from ..fleet import survey
+    from .tables import as_json
+
+    providers = [] if arguments.local else rented_providers(arguments.provider)
+    found = survey(providers, is_local_only=arguments.local)
+    if arguments.json:
+        print(as_json({"pools": found.pools, "failures": [str(failure) for failure in found.failures]}))
+    elif found.pools:
+        print("\n".join(describe(found.pools)))
+    else:
+        print("no pool is open, and nothing is rented" if not found.failures else "no pool was found")
+    for failure in found.failures:
+        print(f"skyward: {failure}", file=sys.stderr)
+    orphans = [pool for pool in found.pools if pool.state == "dead" and pool.instances]
+    if orphans and not arguments.json:
+        print(
+            "skyward: what dead pools rented costs money until its lease ends; `skyward gc` ends it",
+            file=sys.stderr,
+        )
+    return 1 if found.failures or orphans else 0
+
+
+def describe(pools: Sequence[PoolState]) -> list[str]:
+    """The pools as a table, with a sum where anything costs money."""
+    from ..console.words import duration, usd
+    from .tables import table
+
+    rows: list[tuple[str, ...]] = [
+        (
+            pool.pool,
+            pool.provider,
+            pool.state,
+            f"{pool.nodes}/{pool.wanted}",
+            duration(pool.age_s),
+            usd(pool.price_usd_per_hour) if pool.price_usd_per_hour else "-",
+            usd(pool.spent_usd) if pool.spent_usd else "-",
+            f"{pool.program} ({pool.pid})" if pool.pid else ", ".join(pool.instances),
+        )
+        for pool in pools
+    ]
+    price, spent = sum(p.price_usd_per_hour for p in pools), sum(p.spent_usd for p in pools)
+    if price and len(pools) > 1:
+        rows.append(("all", "", "", "", "", usd(price), usd(spent), ""))
+    header = ("pool", "provider", "state", "nodes", "age", "per hour", "so far", "program")
+    return table(header, rows, right=[3, 4, 5, 6])

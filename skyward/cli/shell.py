@@ -1,0 +1,82 @@
+"""`skyward ssh`: a terminal on a node."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ..live import LivePool
+
+__all__ = ["add_to", "terminal_of"]
+
+HELP = "open a shell on a node, or run a command there"
+
+DESCRIPTION = """\
+Opens a shell on a node of an open pool, with the pool's own key and the host key that it has pinned; or runs a command
+there. The pool goes on, and what you start there is not its business.
+"""
+
+EPILOG = """\
+examples:
+  skyward ssh train
+  skyward ssh train 3
+  skyward ssh train 3 -- nvidia-smi -l 1
+
+exit status: that of the shell or the command; 1 where there is no such node
+from Python: skyward.cli.shell.terminal_of()
+"""
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "ssh", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pool", metavar="POOL", help="name of an open pool")
+    parser.add_argument(
+        "rest",
+        nargs=argparse.REMAINDER,
+        metavar="[NODE] [-- COMMAND]",
+        help="number of the node, else 0; a command",
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..live import find
+
+    before, has_command, command = _split(arguments.rest)
+    if len(before) > 1 or not all(word.isdigit() for word in before) or (has_command and not command):
+        arguments.parser.error("it is POOL [NODE] [-- COMMAND]; NODE is a number")
+    argv = terminal_of(find(arguments.pool), int(before[0]) if before else 0)
+    if command:
+        argv = [*argv, shlex.join(command) if len(command) > 1 else command[0]]
+    sys.stdout.flush()
+    os.execvp(argv[0], argv)
+
+
+def _split(words: list[str]) -> tuple[list[str], bool, list[str]]:
+    if "--" not in words:
+        return words, False, []
+    at = words.index("--")
+    return words[:at], True, words[at + 1 :]
+
+
+def terminal_of(pool: LivePool, node: int) -> list[str]:
+    """The command that opens a terminal on the node; with one more argument, a line of sh, it runs that. UsageError."""
+    from ..errors import UsageError
+
+    found = next((one for one in pool.nodes if one.node == node), None)
+    name = pool.label or pool.pool
+    if found is None:
+        there = ", ".join(str(one.node) for one in pool.nodes) or "none yet"
+        raise UsageError(f"pool {name!r} has no node {node}; there: {there}")
+    if not found.terminal:
+        where = "is on this machine" if pool.provider == "local" else f"has no way to log in (provider {pool.provider})"
+        raise UsageError(f"node {node} of pool {name!r} {where}; there is nothing to log in to")
+    return list(found.terminal)

@@ -1,0 +1,43 @@
+"""Tables and JSON, as the subcommands print them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..console.words import columns
+
+__all__ = ["as_json", "table"]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+    """Lines, each column as wide as its widest cell; the columns in `right` stand to the right.
+
+    >>> table(("name", "usd"), [("a", "1"), ("bcd", "20")], right=[1])
+    ['NAME  USD', 'a       1', 'bcd    20']
+    """
+    cells = [[title.upper() for title in header], *([str(cell) for cell in row] for row in rows)]
+    widths = [max(columns(row[n]) for row in cells) for n in range(len(header))]
+    lines = []
+    for row in cells:
+        padded = []
+        for n, cell in enumerate(row):
+            space = " " * (widths[n] - columns(cell))
+            padded.append(space + cell if n in right else cell + space)
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def as_json(value: Any) -> str:
+    """Values of ours as JSON: dataclasses become objects."""
+    return json.dumps(value, default=_plain, indent=2)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, dict | set | frozenset | tuple) or hasattr(value, "keys"):
+        return dict(value) if hasattr(value, "keys") else list(value)
+    return str(value)

@@ -1,0 +1,275 @@
+"""`ls`, `down`, `logs`, `ssh`, `offers`, `plan` and `gc`, on pools of other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skyward import live
+from skyward.cli import main
+from skyward.journal import Owner
+from skyward.live import LiveNode, LivePool
+
+PROGRAM = """
+import time
+import skyward as sky
+
+@sky.compute
+def say(text):
+    print(text)
+
+@sky.compute
+def hang():
+    time.sleep(600)
+
+with sky.ComputePool(sky.Local(), nodes=2, name="train") as pool:
+    say("first\\nsecond") >> pool
+    print("open", flush=True)
+    hang() >> pool
+"""
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user of whom nothing is written down yet."""
+    (tmp_path / "project").mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.chdir(tmp_path / "project")
+    return tmp_path / "skyward"
+
+
+@pytest.fixture
+def program() -> Iterator[subprocess.Popen[str]]:
+    """A program of this user with an open pool, in a call."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as started:
+        assert started.stdout is not None
+        while started.stdout.readline() not in ("open\n", ""):
+            pass
+        yield started
+        if started.poll() is None:
+            started.kill()
+
+
+def test_ls_shows_the_pool_of_another_process(
+    program: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["POOL", "PROVIDER", "STATE", "NODES", "AGE", "PER", "HOUR", "SO", "FAR", "PROGRAM"]
+    assert row.startswith("train-")
+    assert row.split()[1:4] == ["local", "open", "2/2"]
+    assert row.endswith(f"-c ({program.pid})")
+    assert main(["ls", "--json"]) == 0
+    (pool,) = json.loads(capsys.readouterr().out)["pools"]
+    assert (pool["label"], pool["state"], pool["pid"], pool["instances"]) == ("train", "open", program.pid, [])
+
+
+def test_ls_forgets_a_dead_pool_that_rented_nothing(
+    program: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], state: Path
+) -> None:
+    program.kill()
+    program.wait()
+    assert main(["ls"]) == 0
+    assert capsys.readouterr().out == "no pool is open, and nothing is rented\n"
+    assert list((state / "live").iterdir()) == []
+
+
+def test_down_ends_a_pool_and_its_program_is_told(
+    program: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = live.find("train").nodes
+    assert main(["down", "train", "--yes"]) == 0
+    assert capsys.readouterr().out.endswith(": its program has closed it\n")
+    assert live.live_pools() == []
+    assert not any(os.path.exists(node.socket_path) for node in nodes)
+    assert program.wait(30) == 1
+    assert program.stderr is not None
+    assert "PoolClosed: the pool was ended by `skyward down train`" in program.stderr.read()
+
+
+def test_down_asks_before_it_ends_anything(
+    program: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["down", "train"]) == 1  # there is nobody to ask
+    assert "give --yes" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda _: "n")
+    assert main(["down", "train"]) == 1
+    assert live.find("train").is_alive
+    assert main(["down", "--all", "--yes"]) == 0
+    assert live.live_pools() == []
+
+
+def test_down_of_what_has_ended_already_is_no_error_and_a_typo_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["down", "train-0123abcd", "--yes"]) == 0
+    assert "nothing is left of it" in capsys.readouterr().out
+    assert main(["down", "trian", "--yes"]) == 1
+    assert "no pool of this machine is called 'trian'; there: none" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["down"])
+    assert stopped.value.code == 2
+    assert main(["down", "--all"]) == 0
+
+
+def test_logs_shows_what_calls_printed_of_open_and_closed_pools(
+    program: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logs", "train"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["[node 0] first", "[node 0] second"]
+    assert main(["logs", "train", "-n", "1", "--time"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(time.strftime("%Y-"))
+    assert shown.endswith(" [node 0] second\n")
+    program.kill()
+    program.wait()
+    assert main(["logs", "train"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["[node 0] first", "[node 0] second"]
+    assert main(["logs", "other"]) == 1
+    assert "no output of a pool called 'other' is kept here; there: train-" in capsys.readouterr().err
+
+
+def test_logs_follows_until_the_pool_is_closed(program: subprocess.Popen[str]) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    argv = [sys.executable, "-m", "skyward", "logs", "-f", "train"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "[node 0] first\n"
+        program.kill()
+        program.wait()
+        assert reader.stdout.read() == "[node 0] second\n"
+        assert reader.wait(20) == 0
+
+
+def announced(*nodes: LiveNode, provider: str = "ssh") -> None:
+    owner = Owner.this_process()
+    live.announce(
+        LivePool(
+            pool="lab-0123abcd",
+            label="lab",
+            provider=provider,
+            wanted=2,
+            is_rented=False,
+            owner=owner,
+            program="train.py",
+            began=time.time(),
+            nodes=nodes,
+        )
+    )
+
+
+def skyward(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.run(
+        [sys.executable, "-m", "skyward", *arguments], capture_output=True, text=True, timeout=30, env=env, check=False
+    )
+
+
+def test_ssh_becomes_the_command_that_the_node_was_made_with(state: Path) -> None:
+    shell = (sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit(3)")
+    announced(LiveNode(node=0), LiveNode(node=1, terminal=shell))
+    done = skyward("ssh", "lab", "1")
+    assert (done.stdout, done.returncode) == ("[]\n", 3)
+    assert skyward("ssh", "lab", "1", "--", "nvidia-smi", "-q", "a b").stdout == "[\"nvidia-smi -q 'a b'\"]\n"
+    assert skyward("ssh", "lab", "1", "--", "echo $HOME | wc").stdout == "['echo $HOME | wc']\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("lab",), 1, "node 0 of pool 'lab' has no way to log in"),
+        (("lab", "7"), 1, "pool 'lab' has no node 7; there: 0"),
+        (("other",), 1, "no open pool on this machine is called 'other'; there: lab"),
+        (("lab", "one"), 2, "NODE is a number"),
+    ],
+)
+def test_ssh_says_why_it_cannot(
+    arguments: tuple[str, ...], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announced(LiveNode(node=0))
+    try:
+        got: object = main(["ssh", *arguments])
+    except SystemExit as stopped:
+        got = stopped.code
+    assert got == status
+    assert message in capsys.readouterr().err
+
+
+def test_offers_and_plans_of_named_pools(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("skyward.toml").write_text('[pools.small]\nprovider = "local"\nnodes = 2\n')
+    assert main(["offers", "--pool", "small"]) == 0
+    assert "this machine" in capsys.readouterr().out
+    assert main(["offers", "--provider", "local", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["vcpus"] == os.cpu_count()
+    assert main(["plan", "small"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("2 x this machine, provider local\n")
+    assert shown.count("NodeConfig {") == 2
+    assert os.environ["PATH"] not in shown
+    assert main(["plan", "small", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forecast"]["nodes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["offers", "--provider", "mars"], "'mars' is no provider; there are "),
+        (["offers", "--provider", "local", "--region", "x"], "--region: provider 'local' has no regions"),
+        (["offers", "--provider", "local", "--count", "2"], "--count: of what? Give --accelerator too"),
+        (["offers", "--provider", "local", "--vcpus", "100000"], "vcpus=100000"),
+        (["plan", "nothing"], "pool 'nothing' is in none of"),
+    ],
+)
+def test_a_mistake_is_said_without_a_traceback(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_gc_dry_run_removes_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="s-", dir="/tmp"))  # short, or another one is taken
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    left = folder / f"skyward-{os.getuid()}" / "pool-1-0"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
+    assert main(["gc", "--dry-run"]) == 0
+    assert capsys.readouterr().out == f"would remove {left}\n"
+    assert left.exists()
+    assert main(["gc"]) == 0
+    assert not left.exists()
+    assert main(["gc", "--local"]) == 0
+    shutil.rmtree(folder)
+    assert capsys.readouterr().out.endswith("nothing of ours is left on this machine\n")
+
+
+def test_the_command_starts_quickly_and_imports_no_provider() -> None:
+    code = "import sys; from skyward.cli import build_parser; build_parser(); print(*sys.modules)"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=env, check=True)
+    assert not {"skyward.pool", "skyward.providers", "boto3", "cloudpickle"} & set(done.stdout.split())
+
+
+def test_every_subcommand_has_examples_and_says_the_call_from_python(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ls", "down", "logs", "ssh", "offers", "plan", "gc"):
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        shown = capsys.readouterr().out
+        assert f"skyward {name}" in shown
+        assert "examples:" in shown
+        assert "from Python: " in shown
