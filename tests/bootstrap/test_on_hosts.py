@@ -1,0 +1,281 @@
+"""Bare hosts are made ready over real SSH: how fast, as whom, and what happens when they fail in the middle."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+import skyward as sky
+from skyward.bootstrap.cache import clear_cache
+from skyward.bootstrap.code import gather
+from skyward.bootstrap.prepare import Ready, prepare
+from skyward.errors import BootstrapFailed, NodeError, SkywardError
+from skyward.events import Event, PhaseEnded, PhaseOutput, PhaseStarted
+from skyward.image import Image
+from skyward.ssh import Connection, Target, connect
+from tests.hosts.fixtures import NewHost
+from tests.hosts.host import Host
+from tests.hosts.index import DEBIAN_PACKAGE, PackageIndex
+from tests.waiting import until
+
+pytestmark = pytest.mark.hosts
+
+FIRST_RESULT_S = 15.0
+READY_S = 2.0
+
+
+@contextmanager
+def connected(host: Host, user: str = "root") -> Iterator[Connection]:
+    target = Target(host=host.name, user=user, config_file=str(host.bed.ssh_config))
+    with closing(connect(target)) as connection:
+        yield connection
+
+
+def make_ready(connection: Connection, image: Image, events: list[Event], folder: str = "test-0") -> Ready:
+    return prepare(connection.run, image, emit=events.append, node=0, folder=folder)
+
+
+def seconds_of(events: list[Event]) -> dict[str, float]:
+    return {event.phase: round(event.seconds, 2) for event in events if isinstance(event, PhaseEnded)}
+
+
+def test_the_first_result_of_a_bare_host_comes_in_seconds_and_the_next_pool_s_at_once(
+    new_host: NewHost, package_index: PackageIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = new_host()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "local_module.py").write_text("def shape(x):\n    return x.shape\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    image = Image(pip=["numpy", "scikit-learn"], pip_index_url=package_index.simple)
+    events: list[Event] = []
+
+    def first() -> tuple[int, ...]:
+        import local_module  # type: ignore[import-not-found]
+        import numpy as np
+
+        shape: tuple[int, ...] = local_module.shape(np.zeros((2, 3)))
+        return shape
+
+    def open_pool() -> sky.ComputePool:
+        provider = sky.SSH(hosts=[host.name], config_file=str(host.bed.ssh_config))
+        return sky.ComputePool(provider=provider, image=image, on_event=events.append, console=False)
+
+    began = time.monotonic()
+    with open_pool() as pool:
+        assert sky.compute(first)() >> pool == (2, 3)
+        taken_s = time.monotonic() - began
+        assert taken_s < FIRST_RESULT_S, (taken_s, seconds_of(events))
+    print(f"first result on a bare host after {taken_s:.1f} s: {seconds_of(events)}")
+    events.clear()
+    began = time.monotonic()
+    with open_pool() as pool:
+        assert sky.compute(first)() >> pool == (2, 3)
+        taken_s = time.monotonic() - began
+    print(f"first result on a host that is ready after {taken_s:.1f} s: {seconds_of(events)}")
+    ready = [event.phase for event in events if isinstance(event, PhaseEnded) and event.was_ready]
+    assert ready == ["python", "skyward", "packages", "code"]
+    until(lambda: not host.started_processes())
+
+
+def test_an_environment_that_is_there_is_ready_in_one_round_trip(
+    new_host: NewHost, package_index: PackageIndex, tmp_path: Path
+) -> None:
+    host = new_host()
+    image = Image(pip=["numpy"], pip_index_url=package_index.simple)
+    (tmp_path / "m.py").write_text("")
+    code = gather(image, path=[str(tmp_path)], cwd=str(tmp_path), modules={})
+    events: list[Event] = []
+    commands: list[str] = []
+    with connected(host) as connection:
+
+        def run(command: str, **options: object) -> object:
+            commands.append(command)
+            return connection.run(command, **options)  # type: ignore[arg-type]
+
+        prepare(run, image, emit=events.append, node=0, folder="a", code=code)  # type: ignore[arg-type]
+        print(f"made ready: {seconds_of(events)}")
+        events.clear()
+        commands.clear()
+        began = time.monotonic()
+        prepare(run, image, emit=events.append, node=0, folder="b", code=code)  # type: ignore[arg-type]
+        taken_s = time.monotonic() - began
+        print(f"found ready after {taken_s:.2f} s: {seconds_of(events)}")
+        assert len(commands) == 1
+        assert taken_s < READY_S
+
+        (tmp_path / "m.py").write_text("edited = True")
+        code = gather(image, path=[str(tmp_path)], cwd=str(tmp_path), modules={})
+        began = time.monotonic()
+        prepare(connection.run, image, emit=events.append, node=0, folder="c", code=code)
+        print(f"ready after an edit after {time.monotonic() - began:.2f} s")
+        assert time.monotonic() - began < READY_S
+
+
+@pytest.mark.parametrize("user", ["root", "dev"])
+def test_debian_packages_are_installed_as_root_or_by_sudo(
+    new_host: NewHost, package_index: PackageIndex, user: str
+) -> None:
+    host = new_host()
+    host.write("/etc/apt/sources.list", f"{package_index.apt_source}\n")
+    events: list[Event] = []
+    image = Image(apt=[DEBIAN_PACKAGE], pip_index_url=package_index.simple)
+    with connected(host, user) as connection:
+        make_ready(connection, image, events)
+        assert host.run("dpkg", "-s", DEBIAN_PACKAGE).returncode == 0
+        assert "apt" in seconds_of(events)
+        events.clear()
+        make_ready(connection, image, events)
+        assert next(event.phase for event in events if isinstance(event, PhaseEnded) and event.was_ready) == "apt"
+        if user != "root":
+            owners = host.run("find", "/", "-xdev", "-path", "*/.cache/skyward/*", "-user", "root").stdout
+            assert owners == ""
+
+
+def test_a_user_who_may_not_install_packages_is_told_what_to_do(new_host: NewHost, package_index: PackageIndex) -> None:
+    host = new_host()
+    host.run("rm", "/etc/sudoers.d/dev")
+    with (
+        connected(host, "dev") as connection,
+        pytest.raises(BootstrapFailed, match=rf"apt failed.*dev may not use sudo.*apt-get install {DEBIAN_PACKAGE}"),
+    ):
+        make_ready(connection, Image(apt=[DEBIAN_PACKAGE], pip_index_url=package_index.simple), [])
+
+
+def test_a_package_that_debian_does_not_have_is_named(new_host: NewHost, package_index: PackageIndex) -> None:
+    host = new_host()
+    host.write("/etc/apt/sources.list", f"{package_index.apt_source}\n")
+    with (
+        connected(host) as connection,
+        pytest.raises(BootstrapFailed, match="apt-get cannot install no-such-package") as caught,
+    ):
+        make_ready(connection, Image(apt=["no-such-package"], pip_index_url=package_index.simple), [])
+    assert "Unable to locate package no-such-package" in str(caught.value)
+
+
+def begun(events: list[Event], phase: str) -> bool:
+    return any(isinstance(event, PhaseStarted) and event.phase == phase for event in events)
+
+
+def test_a_host_that_loses_power_while_it_is_made_ready_goes_on_afterwards(
+    new_host: NewHost, package_index: PackageIndex
+) -> None:
+    host = new_host()
+    image = Image(pip=["scikit-learn"], pip_index_url=package_index.simple)
+    events: list[Event] = []
+    caught: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            with connected(host) as connection:
+                make_ready(connection, image, events)
+        except SkywardError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    until(lambda: begun(events, "packages"))
+    host.power_loss(is_silent=False)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert isinstance(caught[0], NodeError)
+
+    host.start().wait_ssh()
+    events.clear()
+    with connected(host) as connection:
+        make_ready(connection, image, events)
+    assert "skyward" in [event.phase for event in events if isinstance(event, PhaseEnded) and event.was_ready]
+
+
+def test_a_link_that_is_cut_for_a_while_is_waited_for_and_one_that_stays_cut_leaves_nothing_behind(
+    new_host: NewHost, package_index: PackageIndex
+) -> None:
+    host = new_host()
+    events: list[Event] = []
+    caught: list[BaseException] = []
+
+    def attempt() -> None:
+        image = Image(pip=["scikit-learn"], pip_index_url=package_index.simple, bootstrap_timeout_s=20)
+        try:
+            with connected(host) as connection:
+                make_ready(connection, image, events)
+        except SkywardError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    until(lambda: begun(events, "packages"))
+    with host.link_cut():
+        thread.join(60)
+        assert not thread.is_alive()
+        assert isinstance(caught[0], NodeError)
+        until(lambda: not host.started_processes(), 40)
+        assert host.run("ls", "/root/.cache/skyward/tmp").stdout == ""
+
+
+def test_a_full_disk_is_named_and_room_made_there_lets_it_go_on(new_host: NewHost, package_index: PackageIndex) -> None:
+    host = new_host(disk_mib=512)
+    image = Image(pip=["scikit-learn"], pip_index_url=package_index.simple)
+    with connected(host) as connection:
+        make_ready(connection, Image(pip_index_url=package_index.simple), [])
+        with host.disk_full(left_kib=20_000), pytest.raises(BootstrapFailed) as caught:
+            make_ready(connection, image, [])
+        assert "free some of its disk" in caught.value.advice, caught.value
+        make_ready(connection, image, [])
+
+
+def test_a_clock_that_is_years_off_does_no_harm(new_host: NewHost, package_index: PackageIndex) -> None:
+    host = new_host()
+    host.set_clock(-3 * 365 * 86400.0)
+    with connected(host) as connection:
+        make_ready(connection, Image(pip=["numpy"], pip_index_url=package_index.simple), [])
+
+
+def test_a_secret_is_in_no_file_and_no_argument_there(new_host: NewHost, package_index: PackageIndex) -> None:
+    host = new_host()
+    value = uuid.uuid4().hex  # not in this file, which travels too
+    image = Image(pip_index_url=package_index.simple, env={"TOKEN": sky.Secret("TOKEN", value=value)})
+
+    def look() -> str:
+        import os
+        import subprocess
+
+        told = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True)
+        return told.stdout + str(len(os.environ["TOKEN"]))
+
+    provider = sky.SSH(hosts=[host.name], config_file=str(host.bed.ssh_config))
+    with sky.ComputePool(provider=provider, image=image, console=False) as pool:
+        seen = sky.compute(look)() >> pool
+        assert seen.endswith(str(len(value)))
+        assert value not in seen
+        found = host.run("grep", "-rlF", value, "/root", "/home", "/tmp", "/run", "/var", "/etc", check=False)
+        assert found.stdout == ""
+
+
+def test_after_clearing_the_cache_nothing_of_ours_is_left(new_host: NewHost, package_index: PackageIndex) -> None:
+    host = new_host()
+    provider = sky.SSH(hosts=[host.name], config_file=str(host.bed.ssh_config))
+    image = Image(pip=["numpy"], pip_index_url=package_index.simple)
+    with sky.ComputePool(provider=provider, image=image, console=False) as pool:
+        assert sky.compute(lambda: 1)() >> pool == 1
+    until(lambda: not host.started_processes())
+    host.run("find", "/root/.cache/skyward", "-name", "used", "-exec", "touch", "-d", "1 hour ago", "{}", "+")
+    with connected(host) as connection:
+        cleared = clear_cache(connection.run)
+    assert cleared.kept == ()
+    assert cleared.freed_gib > 0.05
+    assert not [path for path in host.changed_files() if "skyward" in path and not path.endswith("/skyward-0")]
+
+
+def test_what_is_printed_there_is_shown_while_it_runs(new_host: NewHost, package_index: PackageIndex) -> None:
+    host = new_host()
+    events: list[Event] = []
+    with connected(host) as connection:
+        make_ready(connection, Image(pip=["numpy"], pip_index_url=package_index.simple), events)
+    shown = [event.text for event in events if isinstance(event, PhaseOutput) and event.phase == "packages"]
+    assert any(text.startswith("+ numpy==") or "numpy==" in text for text in shown)
