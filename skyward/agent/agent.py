@@ -29,6 +29,7 @@ from .facts import node_facts
 from .loop import Loop
 from .session import Session
 from .slots import Pending, Slot, make_slot
+from .spool import Spool
 from .stacks import RankWatch, crash_of
 from .usage import UsageMeter
 from .watchdog import Lease, kill_session
@@ -58,6 +59,7 @@ class Agent:
         self._functions: dict[bytes, bytes] = {}
         self._function_blobs: dict[bytes, tuple[tuple[bytes, int], ...]] = {}
         self._blobs = NodeBlobs(config.folder, config.blob_limit_bytes)
+        self._spool = Spool(config.folder, config.blob_limit_bytes)
         self._ports = PortLocks(config.address)
         self._queue: deque[Pending] = deque()
         self._by_task: dict[int, Slot] = {}
@@ -444,8 +446,13 @@ class Agent:
             self._forward(frame)
 
     def _forward(self, frame: Frame) -> None:
-        if self._client is not None:
-            self._client.send_result(frame)
+        client = self._client
+        if client is not None:
+            if frame.fd < 0 and not self._spool.has_failed:
+                client.send_result(frame)
+            else:
+                for passed in self._spool.pass_on(frame, client.held_bytes):
+                    client.send_result(passed)
         if frame.fd >= 0:
             os.close(frame.fd)
 
@@ -616,6 +623,7 @@ class Agent:
         return json.dumps(lost).encode()
 
     def _send_lost(self, task: int, body: bytes) -> None:
+        self._spool.forget(task)
         if self._client is not None:
             self._client.send_result(Frame(Kind.LOST, 0, 0, task, body))
 

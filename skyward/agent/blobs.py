@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import OrderedDict
 
 from ..wire.blobs import Blob, default_limit, spill
@@ -19,6 +20,7 @@ class NodeBlobs:
         self._in_memory: OrderedDict[bytes, Blob] = OrderedDict()
         self._spilled: dict[bytes, Blob] = {}
         self._bytes = 0
+        self._has_said = False
 
     def add(self, blob: Blob) -> None:
         if blob.digest in self:
@@ -27,10 +29,22 @@ class NodeBlobs:
         self._in_memory[blob.digest] = blob
         self._bytes += blob.size
         while self._bytes > self._limit and len(self._in_memory) > 1:
-            digest, oldest = self._in_memory.popitem(last=False)
+            digest, oldest = next(iter(self._in_memory.items()))
+            try:
+                os.makedirs(self._folder, mode=0o700, exist_ok=True)
+                self._spilled[digest] = spill(oldest, self._folder)
+            except OSError as error:
+                # Calls stand on it. Memory may still do; if it does not, the kernel ends a slot and not the agent.
+                self._say(f"{oldest.size} bytes stay in memory, beyond the limit: {self._folder}: {error.strerror}")
+                return
+            del self._in_memory[digest]
             self._bytes -= oldest.size
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            self._spilled[digest] = spill(oldest, self._folder)
+
+    def _say(self, text: str) -> None:
+        if not self._has_said:
+            self._has_said = True
+            sys.stderr.write(f"skyward: {text}\n")
+            sys.stderr.flush()
 
     def get(self, digest: bytes) -> Blob | None:
         blob = self._in_memory.get(digest)

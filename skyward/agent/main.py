@@ -32,13 +32,19 @@ def main() -> int:
         return 1  # who started us died, or was interrupted, before it said what for
     _raise_file_limit()
     config: NodeConfig = pickle.loads(order)
-    os.makedirs(config.folder, mode=0o700, exist_ok=True)
     try:
+        os.makedirs(config.folder, mode=0o700, exist_ok=True)
         listener = _listen(os.path.join(config.folder, SOCKET_NAME))
     except BaseException as error:  # there is no watchdog yet that would tidy up
         shutil.rmtree(config.folder, ignore_errors=True)
         if isinstance(error, BrokenPipeError):
             return 1  # nobody is left to hear that we are ready
+        if isinstance(error, OSError):
+            sys.stderr.write(
+                f"skyward: node {config.node}: its folder {config.folder} cannot be made or written: {error.strerror}; "
+                "make room, or a folder there that this user may write\n"
+            )
+            return 1
         raise
     # An agent makes hardly any cycles, and a collection would come in the middle of somebody's call.
     gc.collect()

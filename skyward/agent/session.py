@@ -73,6 +73,11 @@ class Session:
         return self._channel.passes_fds
 
     @property
+    def held_bytes(self) -> int:
+        """Of blobs that are sent, and kept until they have arrived; 0 where their descriptors are passed."""
+        return self._channel.held_bytes if isinstance(self._channel, StreamChannel) else 0
+
+    @property
     def received(self) -> int:
         """Counted frames; 0 where they are not counted."""
         return self._channel.received if isinstance(self._channel, StreamChannel) else 0
@@ -155,7 +160,8 @@ class Session:
             return False
         except ChannelClosed:
             self._link_gone()
-        except InternalError as error:  # what comes is no frame: nothing that follows can be understood either
+        except (InternalError, OSError) as error:
+            # What comes is no frame, or a blob that there is no room for: nothing can be made of what follows either.
             self._say(f"a connection to the agent was closed: {error}")
             self.close()
         else:

@@ -36,6 +36,8 @@ _BATCH_BYTES = 128 * 1024
 _BATCH_FRAMES = 64
 _ACK_FRAMES = 64
 _ACK_BYTES = 1 << 20
+_ACK_S = 0.5
+"""A slow link that is busy must not look dead to who sends: its pings stand behind what it sends."""
 _ACK_BESIDE = 16
 """Frames after which an acknowledgement goes along with whatever is sent; alone it goes after `_ACK_FRAMES`."""
 _PIECE_HEAD = struct.Struct(f"<{DIGEST_SIZE}sQQ")
@@ -69,11 +71,13 @@ class Ends:
 class _Source:
     """The file of a blob that is being sent; closed with the last piece that may be sent again."""
 
-    __slots__ = ("digest", "fd", "flags", "ident", "lane", "offset", "size")
+    __slots__ = ("_held", "digest", "fd", "flags", "ident", "lane", "offset", "size")
 
-    def __init__(self, fd: int, ident: int, body: bytes, flags: int, lane: int) -> None:
+    def __init__(self, fd: int, ident: int, body: bytes, flags: int, lane: int, held: list[int]) -> None:
         self.fd = os.dup(fd)
         self.digest, self.size, _ = _PIECE_HEAD.unpack_from(body)
+        self._held = held
+        held[0] += self.size
         self.offset = 0
         self.ident = ident
         self.flags = flags
@@ -88,6 +92,7 @@ class _Source:
 
     def __del__(self) -> None:
         os.close(self.fd)
+        self._held[0] -= self.size
 
 
 _Sent = tuple[bytes, _Source | None, int, int]
@@ -115,6 +120,7 @@ class StreamChannel:
         self._resend: deque[_Sent] = deque()
         self._partial: memoryview | None = None
         self._file: tuple[_Source, int, int] | None = None
+        self._held = [0]
         # Coming in.
         self._buffer = bytearray(_READ_SIZE)
         self._view = memoryview(self._buffer)
@@ -122,6 +128,7 @@ class StreamChannel:
         self._incoming: dict[bytes, BlobWriter] = {}
         self._acked = 0
         self._told = 0
+        self._told_at = 0.0
         self._untold_bytes = 0
         self._owes_ack = False
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
@@ -207,7 +214,7 @@ class StreamChannel:
         if fd < 0:
             self._out[priority].append(HEADER.pack(len(body), kind, flags, lane, ident) + body)
         elif kind == Kind.BLOB:
-            self._out[priority].append(_Source(fd, ident, body, flags, lane))
+            self._out[priority].append(_Source(fd, ident, body, flags, lane, self._held))
         else:
             raise InternalError(f"wire: a descriptor cannot travel on a stream (kind {kind})")
 
@@ -218,6 +225,11 @@ class StreamChannel:
     def ping(self) -> None:
         """Ask for a sign of life; `round_trip_s` and `heard_at` tell of the answer."""
         self._beside.append(pack(Kind.PING, self.received, _PING.pack(time.monotonic())))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of blobs that are to be sent, or that may have to be sent again."""
+        return self._held[0]
 
     @property
     def round_trip_s(self) -> float:
@@ -307,6 +319,7 @@ class StreamChannel:
         self._owes_ack = False
         self._untold_bytes = 0
         self._told = self.received
+        self._told_at = time.monotonic()
         return pack(Kind.ACK, self._told)
 
     def _forget_acked(self) -> None:
@@ -333,11 +346,12 @@ class StreamChannel:
             raise ChannelClosed(str(error)) from error
         if not count:
             raise ChannelClosed("end of stream")
-        self.heard_at = time.monotonic()
+        now = self.heard_at = time.monotonic()
         self._have += count
         self._untold_bytes += count
         frames = self._parse()
-        if self.received - self._told >= _ACK_FRAMES or self._untold_bytes >= _ACK_BYTES:
+        untold = self.received - self._told
+        if untold >= _ACK_FRAMES or self._untold_bytes >= _ACK_BYTES or (untold and now - self._told_at >= _ACK_S):
             self._owes_ack = True
         return frames
 

@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,29 @@ def test_an_order_of_any_size_reaches_the_zygote_with_its_descriptors(size: int)
     assert len(fds) == 4
     for fd in fds:
         os.close(fd)
+
+
+def test_an_agent_that_cannot_make_its_folder_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = NodeConfig(
+        pool="p",
+        node=3,
+        folder=str(tmp_path / "file" / "folder"),
+        slots=1,
+        python=sys.executable,
+        path=tuple(sys.path),
+        cwd=str(tmp_path),
+        env=(),
+    )
+    code = "import sys; sys.path[:] = sys.argv[1:]; from skyward.agent.main import main; sys.exit(main())"
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", code, *sys.path],
+        input=pickle.dumps(config),
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert b"node 3: its folder" in ended.stderr
+    assert b"Not a directory" in ended.stderr
+    assert b"Traceback" not in ended.stderr

@@ -69,3 +69,13 @@ def test_dropping_all_closes_all(tmp_path: Path, limit: int) -> None:
         blobs.drop(digest)
         assert digest not in blobs
     assert open_files() == before
+
+
+def test_what_cannot_be_spilled_stays_in_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "blobs").touch()  # a folder cannot be made there, as on a full disk
+    blobs = NodeBlobs(str(tmp_path), 1500)
+    made = [blob(letter * 1000) for letter in (b"a", b"b", b"c")]
+    for one in made:
+        blobs.add(one)
+    assert [blobs.get(one.digest) for one in made] == made
+    assert capfd.readouterr().err.count("stay in memory") == 1

@@ -23,6 +23,7 @@ from skyward.integrations.base import IntegrationBase, integrate
 from skyward.machine import Machine, Offer, PoolSpec
 from skyward.testing import Faults
 from skyward.topology import Rank
+from skyward.wire.tasks import NodeConfig
 from tests.channels import Relayed
 from tests.waiting import lines_of, until
 
@@ -252,6 +253,40 @@ def test_a_command_that_fails_says_why(provider: Relayed) -> None:
     Path(provider.folder, "0", "cut").touch()
     with pytest.raises(sky.errors.Unreachable, match="does not answer by .*python"):
         sky.ComputePool(provider, nodes=1, logs=False).start()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallMemory(Relayed):
+    """Nodes keep 1 MB of values in memory."""
+
+    def _config(self, spec: PoolSpec, pool: str, node: int) -> NodeConfig:
+        return replace(super()._config(spec, pool, node), blob_limit_bytes=1 << 20)
+
+
+@sky.compute
+def block(letter: bytes) -> bytes:
+    return letter * 3_000_000
+
+
+def test_values_that_wait_for_a_link_go_to_the_disk(tmp_path: Path) -> None:
+    provider = SmallMemory(lease_s=30, folder=str(tmp_path))
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool:
+        futures = [block(letter) > pool for letter in (b"a", b"b", b"c")]
+        provider.cut()
+        time.sleep(1)
+        provider.mend()
+        assert [future.result(30) for future in futures] == [letter * 3_000_000 for letter in (b"a", b"b", b"c")]
+
+
+def test_a_value_that_finds_no_room_is_the_error_of_its_call_and_the_node_goes_on(tmp_path: Path) -> None:
+    provider = SmallMemory(lease_s=30, folder=str(tmp_path))
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool:
+        before = pid() >> pool
+        (machine,) = pool._machines.values()
+        Path(machine.folder, "spool").touch()  # a folder cannot be made there, as on a full disk
+        with pytest.raises(OSError, match="found no room"):
+            block(b"a") >> pool
+        assert (pid() >> pool) == before
 
 
 @dataclass(frozen=True, kw_only=True)
