@@ -39,7 +39,7 @@ from .image import Image
 from .providers import PROVIDERS, load
 from .secret import Secret
 
-__all__ = ["config_files", "pool_fields", "pool_names", "provider_named", "rented_providers"]
+__all__ = ["config_files", "pool_fields", "pool_names", "provider_named", "mentioned_providers", "rented_providers"]
 
 _NAME = "skyward.toml"
 _NOT_IN_A_FILE = frozenset({"initializer", "initargs", "on_event", "name", "aliases", "self"})
@@ -67,8 +67,8 @@ def provider_named(name: str) -> Any:
     return _Config.read().provider(name, ("providers", name))
 
 
-def rented_providers(names: Iterable[str] = ()) -> list[Any]:
-    """The providers of rented machines that the files mention, and those of `names`; each once.
+def mentioned_providers(names: Iterable[str] = ()) -> list[Any]:
+    """The providers of other machines that the files mention, and those of `names`; each once.
 
     One that the files mention and that cannot be made here (its library is not installed) is left out; one of `names`
     raises.
@@ -80,11 +80,16 @@ def rented_providers(names: Iterable[str] = ()) -> list[Any]:
         if isinstance(name, str | dict) and name != "local":
             with contextlib.suppress(SkywardError):
                 made.append(config.pools_provider(name, ("providers", "provider")))
-    rented: list[Any] = []
+    once: list[Any] = []
     for provider in made:
-        if provider.is_rented and provider not in rented:
-            rented.append(provider)
-    return rented
+        if provider not in once:
+            once.append(provider)
+    return once
+
+
+def rented_providers(names: Iterable[str] = ()) -> list[Any]:
+    """Those of them whose machines are rented."""
+    return [provider for provider in mentioned_providers(names) if provider.is_rented]
 
 
 def config_files() -> list[Path]:

@@ -25,6 +25,8 @@ examples:
   skyward gc
   skyward gc --dry-run
   skyward gc --provider aws        an account that no record here names
+  skyward gc --cache               environments that pools keep on your hosts for the next pool
+  skyward gc --cache --host gpu1   on a host that skyward.toml does not name
 
 exit status: 0 nothing is left, 1 something may be; it is named
 from Python: skyward.providers.local.collect_garbage() and skyward.providers.reaping.gc()
@@ -38,10 +40,16 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--provider", action="append", default=[], metavar="NAME", help="look there too")
     parser.add_argument("--local", action="store_true", help="only this machine; asks no provider")
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
+    parser.add_argument("--cache", action="store_true", help="what SSH hosts keep for the next pool, and nothing else")
+    parser.add_argument("--host", action="append", default=[], metavar="HOST", help="with --cache: there too")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.cache:
+        from .caches import clear
+
+        return clear(arguments.provider, arguments.host)
     from ..providers.local import collect_garbage
 
     found: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import threading
@@ -9,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..errors import NoCapacity, Unreachable, UsageError
+from ..bootstrap.cache import Cleared, clear_cache
+from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
 from ..events import Emit
 from ..image import Image
 from ..machine import Machine, Offer, PoolSpec
-from ..ssh import HostKeys, Target
+from ..ssh import HostKeys, Target, connect
 from ..ssh.connection import Transport
 from .remote import Node, Place, bring_up, end
 
@@ -175,6 +177,20 @@ class SSH:
     def terminate(self, machines: list[Machine]) -> None:
         """One that cannot be reached is no error: its watchdog ends it when its lease is over."""
         end([machine for machine in machines if isinstance(machine.handle, Node)])
+
+    def clear_caches(self) -> dict[str, Cleared | SkywardError]:
+        """Remove the environments and code that pools have left on the hosts, but for what is in use.
+
+        By host; an error stands for one that could not be cleared.
+        """
+        told: dict[str, Cleared | SkywardError] = {}
+        for target in self.targets:
+            try:
+                with contextlib.closing(connect(target, transport=self.transport)) as connection:
+                    told[str(target)] = clear_cache(connection.run)
+            except SkywardError as error:
+                told[str(target)] = error
+        return told
 
 
 def _host(host: object) -> SSHHost:

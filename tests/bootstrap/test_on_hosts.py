@@ -26,8 +26,8 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.hosts
 
-FIRST_RESULT_S = 15.0
-READY_S = 2.0
+FIRST_RESULT_S = 60.0  # 15 where nobody else has the cores: see benchmarks/hosts.py
+READY_S = 8.0  # 2 where nobody else has the cores
 
 
 @contextmanager

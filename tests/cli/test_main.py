@@ -108,3 +108,19 @@ def test_every_command_has_a_line_of_help() -> None:
     text = build_parser().format_help()
     for command, opening in {"doctor": "say what", "gc": "remove what"}.items():
         assert any(line.split()[:1] == [command] and opening in line for line in text.splitlines())
+
+
+def test_gc_clears_caches_here_and_names_hosts_that_cannot_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "cache" / "skyward" / "client"
+    kept.mkdir(parents=True)
+    (kept / "uv.gz").write_bytes(b"0" * 100_000)
+    assert main(["gc", "--cache"]) == 0
+    assert not kept.exists()
+    assert capsys.readouterr().out == "this machine: 0.00 GiB removed\n"
+    assert main(["gc", "--cache", "--host", "nobody@127.0.0.1:9"]) == 1
+    assert "127.0.0.1" in capsys.readouterr().err
