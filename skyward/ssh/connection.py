@@ -11,6 +11,7 @@ from typing import BinaryIO, Literal, Protocol
 from ..errors import AuthFailed, SkywardError, Unreachable, UsageError
 from .command import Completed
 from .failures import is_not_yet
+from .runs import Pooled
 from .target import Target
 
 __all__ = ["Completed", "Connection", "Transport", "connect", "wait_until_ready"]
@@ -85,11 +86,15 @@ def connect(target: Target, *, transport: Transport | None = None, stop: threadi
         MissingDependency: paramiko is needed and not installed.
     """
     chosen = transport or ("openssh" if shutil.which("ssh") else "paramiko")
-    made: Connection
+    made: Pooled
     if chosen == "openssh":
-        from .openssh import OpenSSH
+        from .openssh import openssh
 
-        made = OpenSSH(target)
+        made = openssh(target)
+    elif chosen == "paramiko":
+        from .pure import pure
+
+        made = pure(target)
     else:
         raise UsageError(f'transport: {transport!r}; it is "openssh", "paramiko" or None')
     try:

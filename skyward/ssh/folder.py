@@ -6,15 +6,18 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 
 from ..errors import UsageError
 
-__all__ = ["collect_garbage", "locked", "make_folder"]
+__all__ = ["collect_garbage", "end_process", "kill_process", "locked", "make_folder", "record_process"]
 
 _OLD_S = 600.0
+_END_S = 2.0
 
 
 def _root() -> str:
@@ -68,3 +71,51 @@ def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+# The process that holds the connection -----------------------------------------------------------------------------
+
+
+def record_process(folder: str, pid: int) -> None:
+    """So that it can be killed when it does not answer any more."""
+    with open(os.path.join(folder, "pid"), "w") as file:
+        file.write(str(pid))
+
+
+def kill_process(folder: str) -> None:
+    """The one that was recorded, at once, if it is still there."""
+    pid = _recorded(folder)
+    if pid and _is_of(folder, pid):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def end_process(folder: str, pid: int) -> None:
+    """`pid`, or the one that was recorded: it may tidy up; when it takes too long it is killed."""
+    pid = pid or _recorded(folder)
+    if not pid or not _is_of(folder, pid):
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _END_S
+        while _is_of(folder, pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+    kill_process(folder)
+
+
+def _recorded(folder: str) -> int:
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "pid")) as file:
+        return int(file.read())
+    return 0
+
+
+def _is_of(folder: str, pid: int) -> bool:
+    """Pids are used again; the command line of the process that is meant names its folder."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return folder.encode() in file.read()
+    except FileNotFoundError:
+        if os.path.isdir("/proc/self"):
+            return False
+    done = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False)
+    return folder.encode() in done.stdout

@@ -6,21 +6,18 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
-import time
 
 from ..errors import SkywardError, Unreachable, UsageError
-from . import launch
-from .command import Stopped, run_process
+from .command import run_process
 from .failures import failure
-from .folder import locked, make_folder
+from .folder import end_process, kill_process, locked, make_folder, record_process
 from .hostkeys import accepts, unknown_key
-from .runs import RemoteRuns, in_sh
+from .runs import Pooled
 from .target import HostKeys, Target
 
-__all__ = ["Master", "OpenSSH"]
+__all__ = ["Master", "main", "openssh"]
 
 _ALIVE_S = 3
 _ALIVE_COUNT = 3
@@ -31,45 +28,15 @@ _CHECK_S = 2.0
 """A master answers within microseconds, from memory. One that does not in this time hangs."""
 
 
-class OpenSSH(RemoteRuns):
-    """A Connection through `ssh`; see `Connection` for the contract."""
-
-    def __init__(self, target: Target) -> None:
-        if target.key_file is not None and not os.path.isfile(os.path.expanduser(target.key_file)):
-            raise UsageError(f"ssh {target}: key_file: there is no file {target.key_file}")
-        super().__init__(target)
-        self._master = Master(target, make_folder())
-
-    def open(self, stop: threading.Event | None = None) -> None:
-        """Log in."""
-        try:
-            self._master.ensure(stop)
-        except Stopped as stopped:
-            raise self._stopped() from stopped
-
-    def argv(self, command: str) -> list[str]:
-        return launch.argv("skyward.ssh.openssh", self._master.folder, self.target, in_sh(command))
-
-    def terminal(self) -> list[str]:
-        return launch.argv("skyward.ssh.terminal", self._master.folder, self.target, "")[:-1]
-
-    def _command(self, command: str, stop: threading.Event | None = None) -> list[str]:
-        self._master.ensure(stop)
-        return self._master.command(command)
-
-    def _is_alive(self) -> bool:
-        return self._master.is_alive()
-
-    def _end(self) -> None:
-        self._master.end()
+def openssh(target: Target) -> Pooled:
+    """A Connection through `ssh`. Raises UsageError where the target names a key file that is not there."""
+    if target.key_file is not None and not os.path.isfile(os.path.expanduser(target.key_file)):
+        raise UsageError(f"ssh {target}: key_file: there is no file {target.key_file}")
+    return Pooled(Master(target, make_folder()), __name__, terminal="skyward.ssh.terminal")
 
 
 class Master:
-    """The process that holds the TCP connection, and the socket in `folder` by which commands reach it.
-
-    It was forked off by whoever came first, and ends by itself when it has had no user for a while; so nobody owns
-    it, and each user makes sure that it is there.
-    """
+    """The Holder: a master of ControlMaster, and the socket in `folder` by which other `ssh` reach it."""
 
     def __init__(self, target: Target, folder: str) -> None:
         self.target = target
@@ -78,7 +45,6 @@ class Master:
         self._config = os.path.join(folder, "config")
 
     def ensure(self, stop: threading.Event | None = None) -> None:
-        """Log in unless somebody has. One that hangs is killed first. Raises what `connect` raises; Stopped."""
         target = self.target
         if not os.path.isdir(self.folder):
             raise Unreachable(f"ssh {target}: the connection was closed here", host=str(target), is_final=True)
@@ -94,7 +60,7 @@ class Master:
             raise Unreachable(message, host=str(target), is_final=False) from error
 
     def command(self, command: str) -> list[str]:
-        """`ssh` that runs it through the master; where that is gone, or has no room, by a connection of its own."""
+        """By a connection of its own where the master is gone, or has no room for more sessions."""
         return [*self._ssh(), "-o", "ControlMaster=no", self.target.host, command]
 
     def shell(self, command: str, *, has_terminal: bool) -> list[str]:
@@ -103,19 +69,10 @@ class Master:
         return [*argv, command] if command else argv
 
     def is_alive(self) -> bool:
-        """Whether it answers. That says nothing about the machine at the other end."""
         return self._check() != 0
 
     def end(self) -> None:
-        """End it, and with it all that goes through it."""
-        pid = self._check() or self._recorded_pid()
-        if pid:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + _CHECK_S
-            while self._is_ours(pid) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            self._kill(pid)
+        end_process(self.folder, self._check())
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # The process ----------------------------------------------------------------------------------------------------
@@ -139,9 +96,7 @@ class Master:
 
     def _clear(self) -> None:
         """What is left of a master that does not answer: its process may hang, its socket may lie there."""
-        pid = self._recorded_pid()
-        if pid:
-            self._kill(pid)
+        kill_process(self.folder)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket)
 
@@ -154,29 +109,7 @@ class Master:
         pid = self._check()
         if not pid:
             raise failure(target, done.error_text or "it closed the connection")
-        with open(os.path.join(self.folder, "pid"), "w") as file:
-            file.write(str(pid))
-
-    def _recorded_pid(self) -> int:
-        with contextlib.suppress(OSError, ValueError), open(os.path.join(self.folder, "pid")) as file:
-            return int(file.read())
-        return 0
-
-    def _kill(self, pid: int) -> None:
-        if self._is_ours(pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-    def _is_ours(self, pid: int) -> bool:
-        """Pids are used again; a master's command line names its socket."""
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                return self._socket.encode() in file.read()
-        except FileNotFoundError:
-            if os.path.isdir("/proc/self"):
-                return False
-        done = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False)
-        return self._socket.encode() in done.stdout
+        record_process(self.folder, pid)
 
     # Options --------------------------------------------------------------------------------------------------------
 

@@ -7,13 +7,14 @@ import os
 import shlex
 import threading
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from ..errors import SkywardError, Unreachable
+from . import launch
 from .command import Completed, Stopped, run_process
 from .target import Target
 
-__all__ = ["RemoteRuns", "in_sh"]
+__all__ = ["Holder", "Pooled", "in_sh"]
 
 _VARIABLE = "SKYWARD_RUN"
 _KILL_LIMIT_S = 5.0
@@ -31,27 +32,67 @@ done
 """
 
 
-class RemoteRuns:
-    """`run`, `close` and what stops them, over the `_command`, `_is_alive` and `_end` of a transport."""
+class Holder(Protocol):
+    """The process that holds the TCP connection, for whoever knows its `folder`.
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    It was started by whoever came first, and ends by itself when it has had no user for a while; so nobody owns it,
+    and each user makes sure that it is there.
+    """
+
+    target: Target
+    folder: str
+
+    def ensure(self, stop: threading.Event | None = None) -> None:
+        """Log in unless somebody has. One that hangs is killed first. Raises what `connect` raises; Stopped."""
+        ...
+
+    def command(self, command: str) -> list[str]:
+        """A local command that runs it there, right after `ensure`."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it answers. That says nothing about the machine at the other end."""
+        ...
+
+    def end(self) -> None:
+        """End it, and with it all that goes through it; remove its folder."""
+        ...
+
+
+class Pooled:
+    """A Connection over a Holder.
+
+    `module`'s `main(folder, target, command)` is what `argv` runs, and that of `terminal` what `terminal` does.
+    """
+
+    def __init__(self, holder: Holder, module: str, *, terminal: str = "") -> None:
+        self.target = holder.target
+        self._holder = holder
+        self._module = module
+        self._terminal = terminal
         self._closing = threading.Event()
         self._changed = threading.Condition()
         self._running = 0
         self._is_closed = False
 
+    def open(self, stop: threading.Event | None = None) -> None:
+        """Log in."""
+        try:
+            self._holder.ensure(stop)
+        except Stopped as stopped:
+            raise self._stopped() from stopped
+
+    def argv(self, command: str) -> list[str]:
+        return launch.argv(self._module, self._holder.folder, self.target, in_sh(command))
+
+    def terminal(self) -> list[str]:
+        if not self._terminal:
+            return []
+        return launch.argv(self._terminal, self._holder.folder, self.target, "")[:-1]
+
     def _command(self, command: str, stop: threading.Event | None = None) -> list[str]:
-        """A local command that runs it there, over a connection that is known to be alive. Raises Stopped."""
-        raise NotImplementedError
-
-    def _is_alive(self) -> bool:
-        """Whether there is a connection now."""
-        raise NotImplementedError
-
-    def _end(self) -> None:
-        """End the connection, whatever its state."""
-        raise NotImplementedError
+        self._holder.ensure(stop)
+        return self._holder.command(command)
 
     def terminal(self) -> list[str]:
         """See Connection; not every transport has them."""
@@ -80,14 +121,14 @@ class RemoteRuns:
                 if isinstance(error, TimeoutError):
                     raise TimeoutError(f"ssh {self.target}: {_shown(command)}: {error}") from None
                 raise
-            if done.code == _NO_CONNECTION and not self._is_alive():
+            if done.code == _NO_CONNECTION and not self._holder.is_alive():
                 message = f"ssh {self.target}: the connection was lost while {_shown(command)} ran; {done.error_text}"
                 raise Unreachable(message, host=str(self.target), is_final=False)
             return done
 
     def _kill_remote(self, mark: str) -> None:
         """A command whose ssh was killed runs on over there, and nobody would ever read what it says."""
-        if not self._is_alive():
+        if not self._holder.is_alive():
             return
         try:
             run_process(self._command(in_sh(_KILL % mark)), timeout_s=_KILL_LIMIT_S)
@@ -105,7 +146,7 @@ class RemoteRuns:
             self._changed.wait_for(lambda: not self._running, _KILL_LIMIT_S + 1)
             if not self._is_closed:
                 self._is_closed = True
-                self._end()
+                self._holder.end()
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

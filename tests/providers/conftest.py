@@ -60,7 +60,7 @@ def sshds(_shared_hosts: Hosts) -> Hosts:
     return _shared_hosts
 
 
-@pytest.fixture(params=["openssh"])
+@pytest.fixture(params=["openssh", "paramiko"])
 def transport(request: pytest.FixtureRequest) -> Transport:
     found: Transport = request.param
     if found == "paramiko":

@@ -44,7 +44,7 @@ def own_server(_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     made.stop()
 
 
-@pytest.fixture(params=["openssh"])
+@pytest.fixture(params=["openssh", "paramiko"])
 def transport(request: pytest.FixtureRequest) -> Transport:
     found: Transport = request.param
     if found == "paramiko":

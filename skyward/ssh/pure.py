@@ -1,0 +1,154 @@
+"""paramiko: SSH in Python, where there is no OpenSSH client. A small process of ours holds the connection.
+
+`argv` gives a relay: it hands its standard streams to that process, by SCM_RIGHTS over a socket in the connection's
+folder, and waits for the exit code. So the data goes from the user's descriptors to the connection and nowhere else.
+
+    | length u32 | JSON |   in both directions; the request {"command": ...} carries three descriptors
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib.util
+import json
+import os
+import pickle
+import shutil
+import socket
+import struct
+import sys
+import threading
+import time
+from typing import Any
+
+from ..errors import MissingDependency, SkywardError, Unreachable, UsageError
+from . import launch
+from .command import run_process
+from .folder import end_process, kill_process, locked, make_folder, record_process
+from .runs import Pooled
+from .target import Target
+
+__all__ = ["ParamikoHolder", "main", "pure", "receive", "send"]
+
+_CHECK_S = 2.0
+_NO_CONNECTION = 255
+_TRIES = 3
+_PAUSE_S = 0.1
+_LENGTH = struct.Struct("<I")
+
+
+def pure(target: Target) -> Pooled:
+    """A Connection through paramiko. Raises MissingDependency; UsageError where there is no such key file."""
+    if importlib.util.find_spec("paramiko") is None:
+        raise MissingDependency("there is no `ssh` command here and no paramiko: `pip install skyward[ssh]`")
+    if target.key_file is not None and not os.path.isfile(os.path.expanduser(target.key_file)):
+        raise UsageError(f"ssh {target}: key_file: there is no file {target.key_file}")
+    return Pooled(ParamikoHolder(target, make_folder()), __name__)
+
+
+class ParamikoHolder:
+    """The Holder: `skyward.ssh.pure_process`, and the socket by which relays reach it."""
+
+    def __init__(self, target: Target, folder: str) -> None:
+        self.target = target
+        self.folder = folder
+        self.socket_path = os.path.join(folder, "p.sock")
+
+    def ensure(self, stop: threading.Event | None = None) -> None:
+        target = self.target
+        if not os.path.isdir(self.folder):
+            raise Unreachable(f"ssh {target}: the connection was closed here", host=str(target), is_final=True)
+        try:
+            with locked(self.folder, timeout_s=2 * target.connect_timeout_s):
+                if not self._pid():
+                    kill_process(self.folder)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(self.socket_path)
+                    self._start(stop)
+        except TimeoutError as error:
+            message = f"ssh {target}: no connection within {target.connect_timeout_s:g} s"
+            raise Unreachable(message, host=str(target), is_final=False) from error
+
+    def command(self, command: str) -> list[str]:
+        return launch.argv(__name__, self.folder, self.target, command)
+
+    def is_alive(self) -> bool:
+        return self._pid() != 0
+
+    def end(self) -> None:
+        end_process(self.folder, self._pid())
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, stop: threading.Event | None) -> None:
+        target = self.target
+        argv = launch.argv("skyward.ssh.pure_process", self.folder, target, "")
+        done = run_process(argv, timeout_s=target.connect_timeout_s, stop=stop)
+        if done.code:
+            raise _error_of(target, done.text, done.error_text)
+        record_process(self.folder, int(done.text))
+
+    def _pid(self) -> int:
+        """Of a process that answers, or 0."""
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.settimeout(_CHECK_S)
+                sock.connect(self.socket_path)
+                send(sock, {})
+                answer, _ = receive(sock)
+                return int(answer.get("pid", 0))
+        except (OSError, EOFError):
+            return 0
+
+
+def _error_of(target: Target, text: str, stderr: str) -> SkywardError:
+    """What the process said before it gave up: one of our errors, by a pipe that only we read."""
+    if text.startswith("error "):
+        error: SkywardError = pickle.loads(base64.b64decode(text.split()[1]))
+        return error
+    return Unreachable(f"ssh {target}: {stderr or 'the connection was not made'}", host=str(target), is_final=False)
+
+
+def send(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    data = json.dumps(message).encode()
+    socket.send_fds(sock, [_LENGTH.pack(len(data)) + data], list(fds))
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """One message and the descriptors that came with it. Raises EOFError."""
+    data, fds, _, _ = socket.recv_fds(sock, 65536, 3)
+    while len(data) < _LENGTH.size or len(data) < _LENGTH.size + _LENGTH.unpack_from(data)[0]:
+        piece = sock.recv(65536)
+        if not piece:
+            raise EOFError("the peer is gone")
+        data += piece
+    return json.loads(data[_LENGTH.size :]), fds
+
+
+def main(folder: str, target: Target, command: str) -> None:
+    """The relay."""
+    holder = ParamikoHolder(target, folder)
+    answer: dict[str, Any] = {"has_begun": False}
+    for _ in range(_TRIES):
+        holder.ensure()
+        answer = _run(holder, command)
+        if answer.get("has_begun", True):
+            break  # what may have begun must not run twice
+        time.sleep(_PAUSE_S)  # it has just lost its connection, and ends
+    if "error" in answer:
+        sys.stderr.write(f"skyward: ssh {target}: {answer['error']}\n")
+    sys.exit(answer.get("code", _NO_CONNECTION))
+
+
+def _run(holder: ParamikoHolder, command: str) -> dict[str, Any]:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.connect(holder.socket_path)
+            except OSError as error:
+                return {"error": str(error), "has_begun": False}
+            send(sock, {"command": command}, (0, 1, 2))
+            answer, _ = receive(sock)
+            return answer
+    except (OSError, EOFError):
+        return {"error": "the connection was lost"}

@@ -1,0 +1,214 @@
+"""The process that holds a paramiko connection and runs commands on it, for the relays of `pure`.
+
+It says that it is ready by its pid on standard output, or why not, and only then goes into the background. It ends
+when nobody has used it for a while, and when the machine at the other end has said nothing for too long.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+import paramiko
+
+from ..errors import SkywardError
+from .login import Login
+from .pure import receive, send
+from .target import Target
+
+__all__ = ["main"]
+
+_PERSIST_S = 20.0
+_ALIVE_S = 3.0
+_SILENT_S = 12.0
+"""A machine that has said nothing for so long, though it was asked every 3 seconds, is gone."""
+_PIECE = 256 * 1024
+_LOOK_S = 0.5
+
+
+def main(folder: str, target: Target, _: str) -> None:
+    ready, said = os.pipe()
+    if os.fork():  # before there are threads
+        os.close(said)
+        with open(ready, "rb") as pipe:
+            text = pipe.read()
+        os.write(1, text)
+        sys.exit(0 if text and not text.startswith(b"error") else 1)
+    os.close(ready)
+    try:
+        login = Login(target)
+        login.connect()
+        server = _Server(folder, login)
+    except SkywardError as error:
+        os.write(said, b"error " + base64.b64encode(pickle.dumps(error)))
+        os._exit(1)
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.write(said, str(os.getpid()).encode())
+    os.close(said)
+    server.serve()
+    os._exit(0)  # threads may wait for descriptors of others
+
+
+class _Server:
+    def __init__(self, folder: str, login: Login) -> None:
+        self._login = login
+        self._path = os.path.join(folder, "p.sock")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old_mask = os.umask(0o177)
+        self._listener.bind(self._path)
+        os.umask(old_mask)
+        self._listener.listen(64)
+        self._lock = threading.Lock()
+        self._users = 0
+        self._last_use = time.monotonic()
+
+    def serve(self) -> None:
+        """Until nobody has used it for a while, or the connection is gone."""
+        signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        threading.Thread(target=self._keep_alive, daemon=True).start()
+        self._listener.settimeout(_LOOK_S)
+        while self._login.is_active and not self._is_idle():
+            with contextlib.suppress(TimeoutError):
+                user, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(user,), daemon=True).start()
+        self._leave()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+        self._login.close()
+        os._exit(0)
+
+    def _is_idle(self) -> bool:
+        with self._lock:
+            return not self._users and time.monotonic() - self._last_use > _PERSIST_S
+
+    def _keep_alive(self) -> None:
+        """Paramiko asks its peer for no answer and misses none, so a link that was cut would live for minutes."""
+        asking = threading.Event()
+
+        def ask() -> None:
+            while self._login.is_active:
+                self._login.ask()
+                asking.wait(_ALIVE_S)
+
+        threading.Thread(target=ask, daemon=True).start()
+        while time.monotonic() - self._login.heard < _SILENT_S:
+            time.sleep(_LOOK_S)
+        self._leave()
+
+    def _serve(self, user: socket.socket) -> None:
+        with self._lock:
+            self._users += 1
+        fds: list[int] = []
+        try:
+            with user:
+                request, fds = receive(user)
+                if "command" in request:
+                    self._run(request["command"], fds, user)
+                else:
+                    send(user, {"pid": os.getpid() if self._login.is_active else 0})
+        except (OSError, EOFError):
+            return  # the user is gone
+        finally:
+            for fd in fds:
+                os.close(fd)
+            with self._lock:
+                self._users -= 1
+                self._last_use = time.monotonic()
+
+    def _run(self, command: str, fds: list[int], user: socket.socket) -> None:
+        try:
+            channel = self._login.open_session()
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            send(user, {"error": f"no session: {error}", "has_begun": False})
+            return
+        _Session(channel, fds, user).run()
+
+
+class _Session:
+    """One command: its streams between the channel and the user's descriptors, until it has ended or the user has."""
+
+    def __init__(self, channel: paramiko.Channel, fds: list[int], user: socket.socket) -> None:
+        self._channel = channel
+        self._fds = fds
+        self._user = user
+
+    def run(self) -> None:
+        channel = self._channel
+        stdin, stdout, stderr = self._fds
+        pumps = [
+            threading.Thread(target=self._up, args=(stdin,), daemon=True),
+            threading.Thread(target=self._down, args=(channel.recv, stdout), daemon=True),
+            threading.Thread(target=self._down, args=(channel.recv_stderr, stderr), daemon=True),
+        ]
+        watch = threading.Thread(target=self._watch, daemon=True)
+        for thread in (*pumps, watch):
+            thread.start()
+        for thread in pumps[1:]:
+            thread.join()
+        code = channel.recv_exit_status()
+        channel.close()
+        pumps[0].join()
+        with contextlib.suppress(OSError):
+            send(self._user, {"code": code} if code >= 0 else {"error": "the connection was lost"})
+            self._user.shutdown(socket.SHUT_RDWR)
+        watch.join()
+
+    def _watch(self) -> None:
+        """A user that is killed ends the command's input, and nobody reads its output."""
+        with contextlib.suppress(OSError):
+            self._user.recv(1)
+        self._channel.close()
+
+    def _up(self, fd: int) -> None:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        channel = self._channel
+        try:
+            while not channel.closed:
+                if not poll.poll(_LOOK_S * 1000):
+                    continue
+                try:
+                    piece = os.read(fd, _PIECE)
+                except BlockingIOError:
+                    continue
+                if not piece:
+                    break
+                channel.sendall(piece)
+        except OSError:
+            return  # the command does not read any more
+        finally:
+            with contextlib.suppress(OSError, EOFError):
+                channel.shutdown_write()
+
+    def _down(self, receive_piece: object, fd: int) -> None:
+        assert callable(receive_piece)
+        try:
+            while piece := receive_piece(_PIECE):
+                _write_all(fd, piece)
+        except OSError:
+            return  # nobody reads it any more; `_watch` sees the user go
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(fd, rest) :]
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()
