@@ -94,10 +94,6 @@ class Pooled:
         self._holder.ensure(stop)
         return self._holder.command(command)
 
-    def terminal(self) -> list[str]:
-        """See Connection; not every transport has them."""
-        return []
-
     def run(
         self,
         command: str,
