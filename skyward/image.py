@@ -48,7 +48,7 @@ class Image:
     Args:
         python: "auto" for the client's major.minor, or "3.12", "3.12.4". Values cross between interpreters of the
             same minor version only.
-        pip: requirements (PEP 508), URLs or paths. May use `$NAME` of `shell_vars`.
+        pip: requirements (PEP 508), URLs, or paths of wheels here. May use `$NAME` of `shell_vars`.
         pip_index_url: the index of packages, instead of PyPI.
         pip_extra_index_url: one index, or several, searched besides that; as with pip, the best version of all wins.
         apt: Debian packages, as `name`, `name=version`, `name:arch`.

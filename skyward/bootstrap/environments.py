@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import sys
@@ -22,6 +23,8 @@ _FORMAT = 1
 _COMPANIONS = ("cloudpickle", "xxhash")
 _NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_(\w+)")
+# A path rather than a name or a URL: it begins like one, or ends as packages do.
+_FILE = re.compile(r"((?:\.{1,2}/|/|~)[^\[\]]*|\.{1,2}|(?![^/]*:)[^\[\]@]+\.(?:whl|tar\.gz|zip))(\[[^\]]*\])?")
 _OWN_NAME = re.compile(r"skyward\s*($|[\[<>=!~;@ ])", re.IGNORECASE)
 
 
@@ -60,6 +63,8 @@ class Users:
     requirements: tuple[str, ...]
     indexes: Mapping[str, str]
     """Variables for uv."""
+    files: Mapping[str, str]
+    """Wheels of this machine that go with them: where the requirements have them to where they are here."""
 
 
 def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users:
@@ -72,7 +77,8 @@ def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users
                 field="pip",
                 value=requirement,
             )
-    name = "user-" + _hash(image.pip, image.pip_index_url, image.pip_extra_index_url, image.python_version)
+    pip, files = _with_files(image.pip)
+    name = "user-" + _hash(pip, image.pip_index_url, image.pip_extra_index_url, image.python_version)
     used = {name for text in image.pip for name in _names_in(text)}
     for unknown in sorted(used - set(image.shell_vars)):
         raise UsageError(f"Image.pip uses ${unknown}, which is not in Image.shell_vars", field="pip", value=unknown)
@@ -81,9 +87,31 @@ def users_for(image: Image, variables: Mapping[str, str] | None = None) -> Users
         name += "." + (_hash(values) if variables is not None else "")
     return Users(
         name=name,
-        requirements=tuple(_NAME.sub(lambda match: values[match[1] or match[2]], text) for text in image.pip),
+        requirements=tuple(_NAME.sub(lambda match: values[match[1] or match[2]], text) for text in pip),
         indexes=_indexes(image),
+        files=files,
     )
+
+
+def _with_files(pip: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Requirements in which files of this machine are named by their content, and those files."""
+    given: list[str] = []
+    files: dict[str, str] = {}
+    for requirement in pip:
+        match = _FILE.fullmatch(requirement)
+        if match is None:
+            given.append(requirement)
+            continue
+        path = os.path.abspath(os.path.expanduser(match[1]))
+        if not os.path.isfile(path):
+            wrong = "is a folder; build a wheel of it, or put it on sys.path" if os.path.isdir(path) else "is not there"
+            raise UsageError(f"Image.pip: {requirement!r}: {path} {wrong}", field="pip", value=requirement)
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        place = f"./files/{digest[:16]}/{os.path.basename(path)}"
+        files[place] = path
+        given.append(f"{place}{match[2] or ''}")
+    return tuple(given), files
 
 
 def _names_in(text: str) -> list[str]:

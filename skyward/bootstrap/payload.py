@@ -82,6 +82,8 @@ class Payload:
             _add(archive, f"wheels/{wheel.filename}", wheel.content)
         _add_lines(archive, "ours.txt", [*(f"./wheels/{wheel.filename}" for wheel in wheels), *others])
         _add_lines(archive, "user.txt", self.users.requirements)
+        for place, path in self.users.files.items():
+            archive.add(path, place.removeprefix("./"))
         # A package that depends on one called skyward must not bring it: ours is on the path behind.
         _add_lines(archive, "overrides.txt", ["skyward ; python_version < '0'"])
 

@@ -98,7 +98,7 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Fin
         yield Finding(field=field, text=text, is_certain=True)
         return
     # What has a value only on the node cannot be asked for here.
-    known = [text for text, given in zip(users.requirements, image.pip, strict=True) if "$" not in given]
+    known = [requirement for requirement in image.pip if "$" not in requirement]
     if not known or not resolves:
         return
     uv = client_uv()

@@ -16,7 +16,7 @@ from skyward.bootstrap.prepare import Ready, prepare
 from skyward.errors import BootstrapFailed, UsageError
 from skyward.events import Event, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted, ignore
 from skyward.image import Image
-from tests.bootstrap.packages import Index
+from tests.bootstrap.packages import Index, make_wheel
 from tests.bootstrap.scratch import ScratchNode, phases_of
 from tests.waiting import until
 
@@ -121,6 +121,22 @@ def test_values_of_shell_vars_stand_in_requirements_and_name_the_environment(
     wanted.write_text("1.0")
     assert run_slot(scratch, make_ready(scratch, image), "import alpha; print(alpha.VALUE)") == "1"
     assert len(scratch.commands) == 1
+
+
+def test_a_wheel_of_this_machine_is_taken_along(scratch: ScratchNode, index: Index, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "mine", "1.0", "VALUE = 'first'", ("alpha<2",))
+    image = Image(pip=[str(wheel)], pip_index_url=index.url)
+    first = make_ready(scratch, image)
+    assert run_slot(scratch, first, "import mine, alpha; print(mine.VALUE, alpha.VALUE)") == "first 1"
+    make_wheel(tmp_path, "mine", "1.0", "VALUE = 'second'")
+    second = make_ready(scratch, image)
+    assert run_slot(scratch, second, "import mine; print(mine.VALUE)") == "second"
+
+
+def test_a_path_in_pip_that_is_no_file_is_named(scratch: ScratchNode, tmp_path: Path) -> None:
+    for path, wrong in ((f"{tmp_path}/no.whl", "is not there"), (str(tmp_path), "is a folder; build a wheel of it")):
+        with pytest.raises(UsageError, match=wrong):
+            make_ready(scratch, Image(pip=[path]))
 
 
 def test_a_shell_var_that_fails_is_named(scratch: ScratchNode, index: Index) -> None:
