@@ -10,6 +10,7 @@ import pytest
 
 import skyward as sky
 from skyward import events
+from tests.channels import Relayed
 
 
 def kinds(seen: list[events.Event]) -> list[str]:
@@ -120,3 +121,16 @@ def test_a_pool_that_was_closed_tells_again_when_it_is_opened_again() -> None:
         with pool:
             pass
         assert kinds(list(stream)) == ["PoolStarted", "NodeReady", "PoolReady", "PoolClosed"]
+
+
+def test_a_link_that_is_cut_and_made_again_is_told() -> None:
+    provider = Relayed()
+    with sky.ComputePool(provider, logs=False) as pool:
+        stream = pool.events()
+        provider.break_links()
+        assert double(2) >> pool == 4
+        cut = next(event for event in stream if isinstance(event, events.LinkLost))
+        restored = next(event for event in stream if isinstance(event, events.LinkRestored))
+        assert (cut.node, restored.node) == (0, 0)
+        assert restored.seconds > 0
+    assert not [event for event in stream if isinstance(event, events.NodeLost)]

@@ -874,6 +874,7 @@ class DirectEngine:
                 return
             self._unwatch(link)
             ends = link.channel.release()
+            self._teller.link_lost(link.node, why)
             self._perform(self._scheduler.node_paused(link.node))
         threading.Thread(target=self._reconnect, args=(link, ends), name="skyward-reconnect", daemon=True).start()
 
@@ -901,6 +902,7 @@ class DirectEngine:
             link.dialler.channel.attach(made, facts["received"])
             link.follow()
             self._watch(link)
+            self._teller.link_restored(link.node)
             self._perform(self._scheduler.node_resumed(link.node))
         self._wake()
 

@@ -6,7 +6,18 @@ import json
 import time
 from dataclasses import dataclass
 
-from ..events import DeviceUsage, Emit, NodeLost, NodeReplaced, NodeUsage, TaskEnded, TaskSent, ignore
+from ..events import (
+    DeviceUsage,
+    Emit,
+    LinkLost,
+    LinkRestored,
+    NodeLost,
+    NodeReplaced,
+    NodeUsage,
+    TaskEnded,
+    TaskSent,
+    ignore,
+)
 from .tasks import Task
 
 __all__ = ["TaskCounts", "TaskTeller"]
@@ -33,6 +44,7 @@ class TaskTeller:
         self.calls_failed = 0
         self._sent: dict[int, tuple[float, int]] = {}
         self._lost_at: dict[int, float] = {}
+        self._cut_at: dict[int, float] = {}
 
     def sent(self, task: Task, node: int) -> None:
         """Only where `is_heard`."""
@@ -67,6 +79,14 @@ class TaskTeller:
         said = json.loads(body)
         devices = tuple(DeviceUsage(**{**device, "index": int(device["index"])}) for device in said.pop("devices"))
         self._emit(NodeUsage(node=node, devices=devices, **said))
+
+    def link_lost(self, node: int, reason: str) -> None:
+        self._cut_at[node] = time.monotonic()
+        self._emit(LinkLost(node=node, reason=reason))
+
+    def link_restored(self, node: int) -> None:
+        cut_at = self._cut_at.pop(node, time.monotonic())
+        self._emit(LinkRestored(node=node, seconds=time.monotonic() - cut_at))
 
     def node_lost(self, node: int, *, will_return: bool, reason: str = "") -> None:
         self._lost_at.setdefault(node, time.monotonic())
