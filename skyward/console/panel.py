@@ -158,13 +158,24 @@ def _node_line(number: int, node: NodeState, width: int, now: float, style: Styl
         return begin + style.paint(doing, 2) + " " * (_LABEL - columns(doing) + 1) + usage
     if node.state == "ready":
         return begin + style.paint(fitted(doing, room, style.ellipsis), 2)
-    detail = printable(node.detail)
     text = fitted(doing, room, style.ellipsis)
     left = room - columns(text) - 2
+    detail = printable(node.detail) or (_trail(node, left, style) if node.state == "coming" else "")
     if detail and left > 8:
         faint = (31,) if node.state in ("failed", "lost") else (2,)
         return f"{begin}{text}  {style.paint(fitted(detail, left, style.ellipsis), *faint)}"
     return begin + text
+
+
+def _trail(node: NodeState, room: int, style: Style) -> str:
+    """The phases that it is through, as many of the last ones as there is room for."""
+    shown = ""
+    for phase, seconds in reversed(node.phases):
+        longer = f"{phase} {duration(seconds)}" + (style.dot + shown if shown else "")
+        if columns(longer) > room:
+            break
+        shown = longer
+    return shown
 
 
 def _doing(node: NodeState, now: float) -> str:
@@ -175,7 +186,7 @@ def _doing(node: NodeState, now: float) -> str:
         case "coming":
             return f"{node.phase} {since}"
         case "ready":
-            return node.instance_type or "ready"
+            return f"{node.instance_type or 'ready'}, {duration(node.took_s)}"
         case "cut":
             return f"connection cut for {since}"
         case "failed":

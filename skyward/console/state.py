@@ -28,6 +28,8 @@ class NodeState:
     address: str = ""
     usage: told.NodeUsage | None = None
     began: float = 0.0
+    phases: list[tuple[str, float]] = field(default_factory=list)
+    """That it is through, with their seconds; those in which there was nothing to do are left out."""
 
 
 @dataclass
@@ -72,6 +74,8 @@ class PoolState:
                 node.detail = event.text
             case told.PhaseEnded():
                 node.detail = ""
+                if not event.was_ready:
+                    node.phases.append((event.phase, event.seconds))
             case told.PhaseFailed():
                 self._change(node, "failed", event)
                 node.phase, node.detail = event.phase, event.reason
@@ -89,6 +93,7 @@ class PoolState:
             case told.NodeLost():
                 self._change(node, "lost", event)
                 node.phase, node.detail, node.usage, node.began = "", event.reason, None, event.at
+                node.phases.clear()
             case told.NodeUsage():
                 node.usage = event
             case told.CostUpdated():

@@ -78,7 +78,9 @@ def test_it_says_of_each_node_how_busy_it_is() -> None:
         one.type(b"\n")
         assert one.wait() == 0
         assert any(
-            re.search(r"● +1 +ready .*cpu +\d+% [━─]+ +mem [\d.]+/\d+ GiB", line) for f in one.frames for line in f
+            re.search(r"● +1 +ready, [\d.]+ s +cpu +\d+% [━─]+ +mem [\d.]+/\d+ GiB", line)
+            for f in one.frames
+            for line in f
         )
 
 

@@ -50,9 +50,20 @@ def test_the_panel_says_where_each_node_is_and_for_how_long_and_what_it_costs() 
     title, first, second, calls = shown(after())
     assert re.fullmatch(r"── train ── aws · 1 of 2 ready ─+ \$2.40/h · \$0.04 so far · 1:00 ──", title)
     assert columns(title) == 100
-    assert first == "  ●  0  g5.xlarge"
+    assert first == "  ●  0  g5.xlarge, 40 s"
     assert second == "  ◐  1  packages 29 s  Resolving[2J torch"
     assert calls == "       3 of 8 slots busy · 1,200 queued · 4,998 calls done · 2 failed"
+
+
+def test_a_node_on_its_way_shows_what_it_is_through() -> None:
+    pool = after(
+        events.PhaseEnded(at=1042.0, node=1, phase="packages", seconds=11.0),
+        events.PhaseStarted(at=1042.0, node=1, phase="agent"),
+    )
+    assert shown(pool, now=1044.0)[2] == "  ◐  1  agent 2 s  boot 30 s · packages 11 s"
+    assert shown(pool, now=1044.0, width=34)[2] == "  ◐  1  agent 2 s  packages 11 s"
+    pool.take(events.PhaseFailed(at=1045.0, node=1, phase="agent", seconds=3.0, reason="no memory"))
+    assert shown(pool)[2] == "  ✗  1  agent failed after 3.0 s  no memory"
 
 
 def test_it_says_how_busy_a_node_is_as_far_as_there_is_room() -> None:
@@ -91,7 +102,7 @@ def test_losses_and_cut_links_are_seen() -> None:
     pool = after(events.LinkLost(at=1050.0, node=0, reason="silent for 10 s"))
     assert shown(pool)[1] == "  ◌  0  connection cut for 10 s  silent for 10 s"
     pool.take(events.LinkRestored(at=1055.0, node=0, seconds=5.0))
-    assert shown(pool)[1] == "  ●  0  g5.xlarge"
+    assert shown(pool)[1].startswith("  ●  0  g5.xlarge, ")
     pool.take(events.NodeLost(at=1056.0, node=0, reason="power"))
     assert shown(pool)[1] == "  ✗  0  lost, 4 s ago  power"
 
