@@ -65,6 +65,11 @@ class Relayed(Local):
     def mend(self, node: int = 0) -> None:
         Path(self._folder_of(node), "cut").unlink()
 
+    def hang(self, node: int = 0) -> None:
+        """Nothing goes through the links any more, nor through those that are made."""
+        Path(self._folder_of(node), "hang").touch()
+        self.stall(node)
+
     def _signal(self, node: int, number: int) -> None:
         for pid in self.relays(node):
             with contextlib.suppress(ProcessLookupError):

@@ -3,8 +3,8 @@
     python relay.py <folder> <delay in seconds> <command> ...
 
 Its process id is the name of a file in the folder while it runs. A test cuts the link by killing it, and stalls it by
-stopping it; while there is a file "cut" in the folder it does not start. It holds back each byte by the delay, in both
-directions.
+stopping it. While there is a file "cut" in the folder it does not start, and while there is a file "hang" it does
+nothing. It holds back each byte by the delay, in both directions.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def main(folder: str, delay: str, *command: str) -> int:
         pass
     if os.path.exists(os.path.join(folder, "cut")):  # behind the name: whoever cuts sees one or the other
         return 1
+    while os.path.exists(os.path.join(folder, "hang")):
+        time.sleep(0.05)
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None
     assert process.stdout is not None

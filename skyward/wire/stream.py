@@ -351,7 +351,8 @@ class StreamChannel:
         self._untold_bytes += count
         frames = self._parse()
         untold = self.received - self._told
-        if untold >= _ACK_FRAMES or self._untold_bytes >= _ACK_BYTES or (untold and now - self._told_at >= _ACK_S):
+        is_time = now - self._told_at >= _ACK_S and (untold > 0 or self._have > 0)
+        if is_time or untold >= _ACK_FRAMES or self._untold_bytes >= _ACK_BYTES:
             self._owes_ack = True
         return frames
 

@@ -47,7 +47,7 @@ def note(path: Path, number: int) -> int:
 def breaking(provider: Relayed, nodes: int = 1, *, seed: int = 0) -> Iterator[None]:
     """Links break all the time, often before anything has gone through them."""
     over = threading.Event()
-    chance = random.Random(seed)
+    chance = random.Random(seed + int(os.environ.get("SKYWARD_TEST_SEED", "0")))
 
     def run() -> None:
         while not over.wait(chance.uniform(0.02, 0.3)):

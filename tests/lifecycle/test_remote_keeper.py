@@ -138,3 +138,44 @@ time.sleep(600)
     client.kill()
     sandbox.waits_for_file("failed-once")
     sandbox.proves_nothing_is_left()
+
+
+def test_a_host_that_hangs_delays_the_lease_of_no_other(inside: Sandbox) -> None:
+    provider = Relayed(lease_s=3.0)
+    with sky.ComputePool(provider, nodes=2, logs=False) as pool:
+        before = pid() @ pool
+        until(lambda: len(provider.relays(0)) == 2)
+        provider.hang(0)
+        until(lambda: not os.path.exists(f"/proc/{before[0]}"))  # its lease is over
+        time.sleep(3)
+        assert os.path.exists(f"/proc/{before[1]}")
+    inside.proves_nothing_is_left()
+
+
+def test_a_script_that_never_closes_its_pool_exits_promptly_and_leaves_nothing(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        RELAYED
+        + """
+pool = sky.ComputePool(Relayed(lease_s=600), nodes=2).start()
+print((pid() >> pool) > 0)
+future = hang() > pool
+say("end")
+"""
+    )
+    client.says("end")
+    code, _ = client.ends(10)
+    assert code == 0, client.errors
+    sandbox.proves_nothing_is_left()
+
+
+def test_an_interrupted_client_leaves_nothing(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        RELAYED + "with sky.ComputePool(Relayed(lease_s=600), nodes=2) as pool:\n    hang() >> pool\n"
+    )
+    sandbox.waits_for("begun")
+    client.send(signal.SIGINT, to_group=True)  # as a terminal does: the commands of the links must not get it
+    code, _ = client.ends(15)
+    assert code != 0
+    assert "KeyboardInterrupt" in client.errors
+    sandbox.proves_nothing_is_left()
+    assert not sandbox.exists("finished")
