@@ -36,7 +36,7 @@ from .calls import (
 from .cluster.direct import DirectEngine
 from .cluster.future import Future
 from .cluster.keeper import Keeper
-from .cluster.link import ask_to_end
+from .cluster.opening import ask_to_end
 from .cluster.tasks import SendAgain
 from .config import pool_fields
 from .console.console import Console, open_console
@@ -69,8 +69,8 @@ _MAX_REPLACEMENTS = 16
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
 _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
-_ASK_S = 10.0
-"""Seconds for a command to reach a node that is to end; 1 where it is a socket."""
+_ASK_S = 5.0
+"""Seconds to reach a node that is to end, and that perhaps nobody has told so."""
 
 
 class ComputePool:
@@ -489,9 +489,8 @@ class ComputePool:
         self._machines.clear()
         try:
             engine.close()
-            for machine in machines:
-                if not engine.was_started or self._replacements:  # a replacement may not have been reached yet
-                    _ask_to_end(machine)
+            if not engine.was_started or self._replacements:  # a replacement may not have been reached yet
+                ask_to_end(machines, _ASK_S)
         finally:
             try:
                 self.provider.terminate(machines)
@@ -546,7 +545,7 @@ class ComputePool:
                 if self._presence is not None:
                     self._presence.tell_nodes(self._machines.values())
                 return machine
-        _ask_to_end(machine)  # the pool was closed meanwhile
+        ask_to_end([machine], _ASK_S)  # the pool was closed meanwhile
         self.provider.terminate([machine])
         Keeper.of_this_process().forget(machine)
         return None
@@ -798,9 +797,3 @@ def _pickled_initializer(initializer: tuple[Callable[..., object], tuple[Any, ..
             "Load large things inside it, or with sky.once in the calls"
         )
     return data
-
-
-def _ask_to_end(machine: Machine) -> None:
-    """A node whose engine never started: nobody has told it to end."""
-    with contextlib.suppress(Exception):  # terminate kills what does not listen
-        ask_to_end(machine, timeout_s=1 if not machine.channel else _ASK_S)

@@ -41,9 +41,10 @@ from .dial import LINK_TIMES, Forgotten
 from .future import Future, refuse_to_wait, this_thread
 from .gang import Gang, RankTask
 from .gangs import Gangs
-from .link import LEAD_S, Line, NodeLink, Readable, open_link, open_links
+from .link import LEAD_S, Line, NodeLink, Readable
 from .liveness import Liveness
 from .logs import LogRouter
+from .opening import Opener
 from .tasks import Loss, PulledTask, StreamTask, Task, TaskFailure, loss_error
 from .telling import TaskCounts, TaskTeller
 from .watcher import Watcher
@@ -96,6 +97,7 @@ class DirectEngine:
         """Being submitted while nothing else is open: it may go on a direct line."""
         self._lone = 0
         """The last task that `submit` put on a direct line."""
+        self._opener = Opener(job_id, timeout_s=_CONNECT_S)
         self._watcher = Watcher()
         self._liveness = Liveness()
         self._depth = 0
@@ -109,7 +111,7 @@ class DirectEngine:
         """Connect to all agents. Raises Unreachable; what was connected is closed again."""
         self._source = source
         self._machines = {machine.node: machine for machine in machines}
-        self._links = open_links(machines, pool=self.job_id, timeout_s=_CONNECT_S)
+        self._links = self._opener.open_all(machines)
         with self._lock:
             self._is_open = True
             for machine in machines:
@@ -211,6 +213,7 @@ class DirectEngine:
                     self._release_sockets()
                 return
             self._is_open = False
+            self._opener.close()
             for link in self._links.values():
                 link.send(Kind.SHUTDOWN)
                 self._dirty.add(link)
@@ -960,9 +963,10 @@ class DirectEngine:
         try:
             machine = self._source.replace(node)
             if machine is not None and self._is_open:
-                link = open_link(machine, pool=self.job_id, timeout_s=_CONNECT_S)
+                link = self._opener.open(machine)
         except Exception as error:  # the node's calls are told NodeLost; why there is no other node is told here
-            sys.stderr.write(f"skyward: node {node} could not be replaced: {type(error).__name__}: {error}\n")
+            if self._is_open:
+                sys.stderr.write(f"skyward: node {node} could not be replaced: {type(error).__name__}: {error}\n")
         with self._changing():
             if not self._is_open:
                 if link is not None:

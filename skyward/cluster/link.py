@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
@@ -11,16 +10,13 @@ import struct
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InternalError, Unreachable
-from ..machine import Machine
 from ..wire.blobs import Blob, default_limit
 from ..wire.channel import BLOBS, Channel, ChannelClosed
-from ..wire.channel import receive as receive_frames
-from ..wire.frames import PROTOCOL_VERSION, Frame, FrameParser, Kind, pack
+from ..wire.frames import Frame, Kind, pack
 from ..wire.layout import parse
 from ..wire.payloads import Encoded
 from ..wire.stream import StreamChannel
@@ -29,7 +25,7 @@ from . import interrupts
 from .dial import Dialler
 from .tasks import Received, Task, WireFunction
 
-__all__ = ["LEAD_S", "AnyChannel", "Line", "NodeLink", "Readable", "ask_to_end", "open_link", "open_links"]
+__all__ = ["LEAD_S", "AnyChannel", "Line", "NodeLink", "Readable"]
 
 AnyChannel = Channel | StreamChannel
 
@@ -326,95 +322,3 @@ class NodeLink(Readable):
             if blob.size < _LOADED_SIZE:
                 blob.load()
         return Received(parsed, blobs)
-
-
-def open_link(machine: Machine, *, pool: str, timeout_s: float) -> NodeLink:
-    """Connect to a machine's agent and greet it.
-
-    Raises Unreachable when it does not answer within `timeout_s`, InternalError when it speaks another version.
-    """
-    if not machine.channel:
-        sock, facts = _connect(machine.socket_path, pool, timeout_s)
-        return NodeLink(machine.node, Channel(sock), facts)
-    dialler = Dialler(machine.channel, role="client", pool=pool)
-    ends, facts = dialler.dial(timeout_s)
-    dialler.channel.attach(ends, facts["received"])
-    return NodeLink(machine.node, dialler.channel, facts, dialler=dialler)
-
-
-def _connect(path: str, pool: str, timeout_s: float) -> tuple[socket.socket, dict[str, Any]]:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(timeout_s)
-        sock.connect(path)
-        hello = {"version": PROTOCOL_VERSION, "role": "client", "pool": pool, "pid": os.getpid()}
-        sock.sendall(pack(Kind.HELLO, body=json.dumps(hello).encode()))
-        parser = FrameParser()
-        while True:
-            for frame in receive_frames(sock, parser):
-                if frame.kind == Kind.WELCOME:
-                    return sock, json.loads(frame.body)
-                raise InternalError(f"the agent refused: {frame.body.decode(errors='replace')}")
-    except (OSError, ChannelClosed) as error:
-        sock.close()
-        raise Unreachable(f"the agent at {path} does not answer: {error}", node=None) from error
-    except InternalError:
-        sock.close()
-        raise
-
-
-def open_links(machines: Sequence[Machine], *, pool: str, timeout_s: float) -> dict[int, NodeLink]:
-    """`open_link` of each by node, side by side where they are remote. Raises the first error; none is open then."""
-    opening = _Opening(pool, timeout_s)
-    threads = [threading.Thread(target=opening.open, args=(m,), daemon=True) for m in machines if m.channel]
-    try:
-        for thread in threads:
-            thread.start()
-        for machine in machines:
-            if not machine.channel:
-                opening.open(machine)
-        for thread in threads:
-            while thread.is_alive() and opening.failure is None:
-                thread.join(0.05)
-    except BaseException as error:  # Ctrl-C too
-        opening.fail(error)
-    if opening.failure is not None:
-        raise opening.failure
-    return opening.links
-
-
-class _Opening:
-    """Links that several threads open; when one fails all are closed, also those that come later."""
-
-    def __init__(self, pool: str, timeout_s: float) -> None:
-        self._pool = pool
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self.links: dict[int, NodeLink] = {}
-        self.failure: BaseException | None = None
-
-    def open(self, machine: Machine) -> None:
-        try:
-            link = open_link(machine, pool=self._pool, timeout_s=self._timeout_s)
-        except Exception as error:
-            self.fail(error)
-            return
-        with self._lock:
-            if self.failure is None:
-                self.links[machine.node] = link
-                return
-        link.close()
-
-    def fail(self, error: BaseException) -> None:
-        with self._lock:
-            self.failure = self.failure or error
-            links, self.links = self.links, {}
-        for link in links.values():
-            link.close()
-
-
-def ask_to_end(machine: Machine, timeout_s: float) -> None:
-    """Tell an agent that no link leads to any more to end. Raises Unreachable, InternalError."""
-    link = open_link(machine, pool="", timeout_s=timeout_s)
-    link.send(Kind.SHUTDOWN)
-    link.finish(time.monotonic() + timeout_s)
