@@ -114,6 +114,15 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"rank 0 \(node 0\) in all_reduce",
         r"in evaluate\n    time\.sleep\(600\)",
     ),
+    "18_own_machines": (r"node 0 of 2 is .+\nnode 1 of 2 is .+", r"mean: 3\.0"),
+    "19_rented": (
+        r"2 x small: 0\.0\d+ USD per hour",
+        r"a ten-minute run costs about 0\.0\d+ USD",
+        r"it would ask for: Prepare Create",
+        r"squares: \[0, 1, 4, 9, 16, 25, 36, 49\]",
+        r"the whole run cost 0\.\d+ USD",
+        r"refused: budget_usd=0\.01: 200 x small .* nothing was launched",
+    ),
 }
 # Warnings are errors in examples too, but for these of frameworks.
 FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
