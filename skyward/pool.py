@@ -110,7 +110,7 @@ class ComputePool:
             raises is reported once and harms nothing.
         console: what is shown on standard error. None: on a terminal a few lines at its bottom that follow the nodes,
             plain lines elsewhere, a line in a notebook; of `sky.Local()`, which starts in a moment, only what goes
-            wrong, and on a terminal the lines after a second. True: all of it, always. False: nothing.
+            wrong, and on a terminal the lines after two seconds. True: all of it, always. False: nothing.
         name: what `skyward ls`, `logs`, `ssh` and `down` call it: letters, digits, "-", "_" and ".".
 
     Raises:

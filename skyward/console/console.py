@@ -22,7 +22,7 @@ __all__ = ["Console", "Mode", "mode_here", "open_console"]
 
 Mode = Literal["live", "notebook", "plain"]
 
-_CALM_S = 1.0
+_CALM_S = 2.0
 """Seconds after which the live view of a pool appears that may be over by then: most of `sky.Local()` are."""
 _NOTEBOOK_S = 0.5
 _LAST_WORDS_S = 2.0
@@ -61,7 +61,7 @@ def open_console(
     """The view of a pool that is about to start.
 
     Args:
-        wanted: False: none. None: of a quick pool only what goes wrong, and the live view after a second. True: all.
+        wanted: False: none. None: of a quick pool only what goes wrong, and the live view after two seconds. True: all.
         is_quick: it starts in a moment and costs nothing, so nothing need be said of it.
         counts: of its calls, now; None where it has none yet.
     """

@@ -174,10 +174,22 @@ def test_a_dumb_terminal_gets_lines() -> None:
 
 
 def test_a_pool_that_is_over_in_a_moment_shows_nothing() -> None:
-    code = "import skyward as sky\nwith sky.ComputePool(sky.Local()) as pool:\n    print(4)\n"
-    with Program(code) as one:
-        assert one.wait() == 0
-        assert one.output == b"4\r\n"
+    code = """
+import time
+import skyward as sky
+began = time.monotonic()
+with sky.ComputePool(sky.Local()):
+    pass
+print(time.monotonic() - began)
+"""
+    for _ in range(5):
+        with Program(code) as one:
+            assert one.wait() == 0
+        if b"\x1b" not in one.output:
+            assert re.fullmatch(rb"[\d.]+\r\n", one.output)
+            return
+        assert float(one.output.split()[-1]) > 1.5, "a pool that took less has shown something"
+    pytest.skip("this machine is too busy: a pool takes seconds")
 
 
 def test_two_pools_stand_one_below_the_other() -> None:
