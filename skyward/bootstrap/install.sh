@@ -26,12 +26,12 @@ find_python() {
 
 make_ours() {
     "$uv" venv --quiet --python "$python" "$1" &&
-        "$uv" pip install --quiet --no-deps --python "$1/bin/python" -r ours.txt
+        UV_OVERRIDE='' "$uv" pip install --quiet --no-deps --python "$1/bin/python" -r ours.txt
 }
 
 make_user() {
     "$uv" venv --quiet --python "$python" "$1" &&
-        { [ ! -s user.txt ] || "$uv" pip install --python "$1/bin/python" --overrides overrides.txt -r user.txt; }
+        { [ ! -s user.txt ] || "$uv" pip install --python "$1/bin/python" -r user.txt; }
 }
 
 # Made in its place, not under another name: paths stand in what packages install. Without its marker it is not there.
@@ -85,6 +85,8 @@ print(json.dumps({
 '
 
 mkdir -p "$platform" || fail "$platform cannot be made: the home of $(id -un) must be writable"
+# As a variable: the option's name has changed between versions of uv.
+export UV_OVERRIDE="$PWD/overrides.txt"
 export UV_CACHE_DIR="$platform/uv-cache" UV_NO_PROGRESS=1 UV_PYTHON_DOWNLOADS=manual
 # Where a company has certificates of its own, they are in the system's store and not in uv's.
 store=/etc/ssl/certs/ca-certificates.crt

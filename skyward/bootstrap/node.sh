@@ -6,6 +6,10 @@ root=${XDG_CACHE_HOME:-$HOME/.cache}/skyward
 
 libc() {
     version=$(getconf GNU_LIBC_VERSION 2>/dev/null) || version=
+    for loader in /lib64/ld-linux-*.so.* /lib/ld-linux-*.so.*; do # it says its version, where there is no getconf
+        [ -z "$version" ] && [ -x "$loader" ] || continue
+        version=$("$loader" --version 2>/dev/null | sed -n '1s/.* \([0-9][0-9.]*[0-9]\)\.*$/\1/p')
+    done
     if [ -n "$version" ]; then
         echo "glibc${version#glibc }"
     elif ls /lib/ld-musl-* >/dev/null 2>&1; then
@@ -60,6 +64,10 @@ has_code() { # NAME OBJECTS: is all of the user's code here?
     done
 }
 
+copy() { # FROM TO: blocks are shared until one of them is written to, where the file system can
+    cp --reflink=auto "$1" "$2" 2>/dev/null || cp "$1" "$2"
+}
+
 # A copy for this pool alone: its tasks may write there.
 unpack_code() { # NAME FOLDER
     rm -rf "$2/code" "$2/unpacking" && mkdir "$2/unpacking" || return 1
@@ -69,8 +77,7 @@ unpack_code() { # NAME FOLDER
         while read -r object mode path; do
             into=$2/unpacking/$path
             touch "$root/code/objects/$object"
-            mkdir -p "${into%/*}" && cp --reflink=auto "$root/code/objects/$object" "$into" && chmod "$mode" "$into" ||
-                return 1
+            mkdir -p "${into%/*}" && copy "$root/code/objects/$object" "$into" && chmod "$mode" "$into" || return 1
         done <"$2/unpacking/.objects"
     fi
     mkdir -p "$2/unpacking/work" && mv "$2/unpacking" "$2/code"

@@ -20,13 +20,14 @@ from .uv import OLDEST_UV, client_uv, client_uv_version, packed_uv
 
 __all__ = ["LOADER", "Payload", "code_variables", "script", "write_apt"]
 
-LOADER = """umask 077
-tmp=${XDG_CACHE_HOME:-$HOME/.cache}/skyward/tmp
-mkdir -p "$tmp" && work=$(mktemp -d "$tmp/XXXXXXXX") || exit 1
-tar -xf - -C "$work" || { rm -rf "$work"; exit 1; }
-exec sh "$work/guard.sh"
-"""
-"""Takes the stream and runs it. Everything else comes in the stream, so that no process shows it as an argument."""
+LOADER = (
+    "umask 077; tmp=${XDG_CACHE_HOME:-$HOME/.cache}/skyward/tmp; "
+    'mkdir -p "$tmp" && work=$(mktemp -d "$tmp/XXXXXXXX") || exit 1; '
+    'tar -xf - -C "$work" || { rm -rf "$work"; exit 1; }; '
+    'exec sh "$work/guard.sh"'
+)
+"""Takes the stream and runs it. Everything else comes in the stream, so that no process shows it as an argument. One
+line, as csh wants it."""
 _GRACE_S = 2.0
 """The script ends itself so much before its client gives up on it, and says why."""
 

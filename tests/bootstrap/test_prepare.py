@@ -300,6 +300,28 @@ def test_a_python_that_the_node_has_not_is_an_error_that_says_what_to_do(scratch
         make_ready(scratch, Image(python="3.99", pip_index_url=index.url))
 
 
+def test_a_python_that_the_node_has_not_is_downloaded_by_uv(scratch: ScratchNode, index: Index) -> None:
+    """What uv answers is played here: nothing can be downloaded in a test."""
+    make_ready(scratch, Image(pip_index_url=index.url))
+    uv = next(scratch.platform.glob("uv-[0-9]*"))
+    kept = uv.with_name("kept")
+    uv.rename(kept)
+    python = next(scratch.bin.iterdir())
+    asked = scratch.folder / "asked"
+    uv.write_text(
+        f"""#!/bin/sh
+case "$1 $2" in
+"python install") echo "$3 $UV_PYTHON_INSTALL_DIR" >>{asked} ;;
+"python find") echo {python} ;;
+*) exec {kept} "$@" ;;
+esac
+"""
+    )
+    uv.chmod(0o700)
+    make_ready(scratch, Image(python="3.99", pip_index_url=index.url))
+    assert asked.read_text() == f"3.99 {scratch.platform}/python\n"
+
+
 def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     node = ScratchNode(tmp_path / "node", variables={"XDG_CACHE_HOME": "/proc/nowhere"})
     with pytest.raises(BootstrapFailed, match=r"probe failed.*must be writable"):
