@@ -69,7 +69,7 @@ def test_wheels_made_here_can_be_installed_and_imported(tmp_path: Path) -> None:
         "--python",
         sys.executable,
         "--target",
-        target,
+        str(target),
     ]
     subprocess.run([*command, *map(str, tmp_path.glob("*.whl"))], check=True)
     code = f"import sys; sys.path.insert(0, {str(target)!r})\n"
