@@ -31,8 +31,6 @@ class PoolSpec:
     max_hourly_cost: float | None = None
     cancel_grace_s: float = 3.0
     provision_timeout_s: float = 300.0
-    lease_s: float | None = None
-    """Seconds without contact after which a node ends; None: the provider's own default."""
     code: Any = field(default=None, compare=False, repr=False)
     """What of the user's code travels (`skyward.bootstrap.code.Code`); None where nodes read the client's files."""
 

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any
 
+from .accelerators import Accelerator
+from .allocation import validate_allocation
 from .calls import is_seconds
 from .errors import UsageError
+from .image import Image
 
-__all__ = ["check_above_zero", "check_choice", "check_count", "translated"]
+__all__ = ["check_options", "is_pool_name", "translated"]
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "executor": ("process", "thread"),
+    "architecture": (None, "x86_64", "arm64"),
+    "console": (None, True, False),
+}
+_ABOVE_ZERO = {
+    "memory_gib": "GiB",
+    "max_hourly_cost": "USD per hour",
+    "budget_usd": "USD",
+    "default_timeout_s": "seconds",
+    "provision_timeout_s": "seconds",
+}
 
 _ALIASES = {
     "memory_gb": "memory_gib",
@@ -36,16 +54,58 @@ def translated(aliases: dict[str, Any], given: dict[str, Any], defaults: Mapping
     return {_ALIASES[name]: value for name, value in aliases.items()}
 
 
-def check_count(field: str, value: object) -> None:
+def is_pool_name(name: str) -> bool:
+    """Whether a pool may be called so: 1 to 60 letters, digits, '-', '_' and '.', a letter first."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """All arguments of a ComputePool, by name. Raises UsageError for the first that is not legal."""
+    for field in ("nodes", "concurrency"):
+        _check_count(field, options[field])
+    for field in ("max_inflight", "vcpus"):
+        if options[field] is not None:
+            _check_count(field, options[field])
+    for field, choices in _CHOICES.items():
+        if options[field] not in choices:
+            legal = ", ".join(map(repr, choices))
+            raise UsageError(f"{field}: {options[field]!r}; it is one of {legal}", field=field)
+    for field, unit in _ABOVE_ZERO.items():
+        if options[field] is not None and not is_seconds(options[field]):
+            raise UsageError(f"{field}: {options[field]!r}; it is a number of {unit} > 0", field=field)
+    for field, (is_legal, legal) in _RULES.items():
+        if not is_legal(options[field]):
+            raise UsageError(f"{field}: {options[field]!r}{legal}", field=field)
+    validate_allocation(options["allocation"])
+
+
+def _check_count(field: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{field}: {value!r}; it is a whole number >= 1")
+        raise UsageError(f"{field}: {value!r}; it is a whole number >= 1", field=field)
 
 
-def check_above_zero(field: str, value: float | None, unit: str) -> None:
-    if value is not None and not is_seconds(value):
-        raise UsageError(f"{field}: {value!r}; it is a number of {unit} > 0")
+def _are_names(value: Any) -> bool:
+    return not isinstance(value, str) and all(isinstance(name, str) for name in value)
 
 
-def check_choice(field: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{field}: {value!r}; it is one of {', '.join(repr(c) for c in choices)}")
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "provider": (lambda v: hasattr(v, "launch"), " is not a provider; give sky.Local(), for example"),
+    "initializer": (lambda v: v is None or callable(v), " is not a function"),
+    "initargs": (lambda v: isinstance(v, tuple | list), "; it is a tuple of the initializer's arguments"),
+    "logs": (
+        lambda v: isinstance(v, bool) or callable(v),
+        "; it is True, False, sky.LogFiles(folder) or a function of a LogLine",
+    ),
+    "image": (lambda v: v is None or isinstance(v, Image), " is not a sky.Image"),
+    "accelerator": (
+        lambda v: v is None or isinstance(v, str | Accelerator),
+        "; it is a name or a value of sky.accelerators",
+    ),
+    "cancel_grace_s": (lambda v: is_seconds(v, or_zero=True), "; it is a number of seconds >= 0"),
+    "preload": (_are_names, "; it is a list of names of modules"),
+    "name": (
+        lambda v: v is None or (isinstance(v, str) and is_pool_name(v)),
+        "; it is 1 to 60 letters, digits, '-', '_' and '.', a letter first",
+    ),
+}
+"""Field -> (what is legal, how the sentence about what is not goes on)."""

@@ -8,7 +8,6 @@ import dataclasses
 import inspect
 import itertools
 import os
-import re
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import Any, Literal, Self, TypeVar, cast, overload
 import cloudpickle
 
 from .accelerators import Accelerator
-from .allocation import AllocationStrategy, validate_allocation
+from .allocation import AllocationStrategy
 from .announcer import Announcer, EventStream
 from .calls import (
     CallOptions,
@@ -29,7 +28,6 @@ from .calls import (
     PendingCompute,
     PendingComputeGroup,
     compute,
-    is_seconds,
     pop_active,
     push_active,
 )
@@ -53,7 +51,7 @@ from .live import LivePool
 from .logs import LogFiles, printer
 from .machine import LogSink, Machine, Offer, PoolSpec
 from .mapping import Chunk, MapRun, check_chunk
-from .options import check_above_zero, check_choice, check_count, translated
+from .options import check_options, is_pool_name, translated
 from .presence import Presence
 from .providers.base import Provider, RentedProvider
 from .waiting import joined, streamed, value_of, values_of
@@ -66,7 +64,6 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 _MAX_REPLACEMENTS = 16
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
 _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
 _ASK_S = 5.0
@@ -127,7 +124,7 @@ class ComputePool:
         42
     """
 
-    def __init__(  # noqa: C901, PLR0912, PLR0913, PLR0915  # keyword-only options, checked one by one
+    def __init__(  # noqa: PLR0913  # keyword-only options
         self,
         provider: Provider,
         *,
@@ -160,39 +157,7 @@ class ComputePool:
             defaults = inspect.signature(ComputePool).parameters
             self.__init__(provider, **{**given, **translated(aliases, given, defaults)})  # type: ignore[misc]
             return
-        check_count("nodes", nodes)
-        check_count("concurrency", concurrency)
-        check_choice("executor", executor, ("process", "thread"))
-        check_choice("architecture", architecture, (None, "x86_64", "arm64"))
-        for field, count in (("max_inflight", max_inflight), ("vcpus", vcpus)):
-            if count is not None:
-                check_count(field, count)
-        check_above_zero("memory_gib", memory_gib, "GiB")
-        check_above_zero("max_hourly_cost", max_hourly_cost, "USD per hour")
-        check_above_zero("budget_usd", budget_usd, "USD")
-        check_above_zero("default_timeout_s", default_timeout_s, "seconds")
-        check_above_zero("provision_timeout_s", provision_timeout_s, "seconds")
-        if not hasattr(provider, "launch"):
-            raise UsageError(f"provider: {provider!r} is not a provider; give sky.Local(), for example")
-        if initializer is not None and not callable(initializer):
-            raise UsageError(f"initializer: {initializer!r} is not a function")
-        if not isinstance(initargs, tuple | list):
-            raise UsageError(f"initargs: {initargs!r}; it is a tuple of the initializer's arguments")
-        if not isinstance(logs, bool) and not callable(logs):
-            raise UsageError(f"logs: {logs!r}; it is True, False, sky.LogFiles(folder) or a function of a LogLine")
-        if image is not None and not isinstance(image, Image):
-            raise UsageError(f"image: {image!r} is not a sky.Image")
-        if accelerator is not None and not isinstance(accelerator, str | Accelerator):
-            raise UsageError(f"accelerator: {accelerator!r}; it is a name or a value of sky.accelerators")
-        if not is_seconds(cancel_grace_s, or_zero=True):
-            raise UsageError(f"cancel_grace_s: {cancel_grace_s!r}; it is a number of seconds >= 0")
-        if isinstance(preload, str) or not all(isinstance(name, str) for name in preload):
-            raise UsageError(f"preload: {preload!r}; it is a list of names of modules")
-        if console not in (None, True, False):
-            raise UsageError(f"console: {console!r}; it is True, False or None")
-        if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
-            raise UsageError(f"name: {name!r}; it is 1 to 60 letters, digits, '-', '_' and '.', a letter first")
-        validate_allocation(allocation)
+        check_options({name: value for name, value in locals().items() if name not in ("self", "aliases", "__class__")})
         self.provider = provider
         self.nodes = nodes
         self.concurrency = concurrency
@@ -248,7 +213,7 @@ class ComputePool:
             MissingDependency: its provider needs an extra that is not installed.
         """
         fields = pool_fields(name)
-        if "name" not in overrides and _NAME.fullmatch(name):
+        if "name" not in overrides and is_pool_name(name):
             fields["name"] = name
         return cls(**{**fields, **overrides})
 

@@ -164,7 +164,7 @@ class SSH:
                     pool,
                     nodes,
                     emit,
-                    lease_s=self.lease_s if spec.lease_s is None else spec.lease_s,
+                    lease_s=self.lease_s,
                     transport=self.transport,
                     connect_s=_CONNECT_S if is_first or has_spare else spec.provision_timeout_s,
                 )
