@@ -160,7 +160,7 @@ class CloudProvider(abc.ABC):
                     provider=self.name,
                     fields=self.fields(),
                     scope=scope,
-                    lease_s=spec.lease_s or self.lease_s,
+                    lease_s=self.lease_s,
                 )
                 _registry[pool] = journal
         if journal.scope != scope:
@@ -170,7 +170,7 @@ class CloudProvider(abc.ABC):
     def _request(
         self, spec: PoolSpec, offer: Offer, pool: str, count: int, *, token: str, tags: dict[str, str], key: str = ""
     ) -> Request:
-        lease_s = spec.lease_s or self.lease_s
+        lease_s = self.lease_s
         return Request(
             pool=pool,
             token=token,
