@@ -37,7 +37,7 @@ class Code:
     name: str
     """From the content, and so the same for the same files."""
     archive: bytes = field(repr=False)
-    """Small files, and a list of which large ones go where: a tar, compressed by gzip."""
+    """Small files, and a list of which large ones go where: a tar."""
     objects: Mapping[str, str]
     """Large files: SHA-256 to the path here."""
     sources: Mapping[str, str] = field(repr=False)
@@ -46,6 +46,11 @@ class Code:
     cwd: str
     left_out: tuple[str, ...]
     """Files beside modules that are too large to travel without being asked for."""
+
+    @functools.cached_property
+    def compressed(self) -> bytes:
+        """The archive by gzip: made only when it has to be sent, as that takes longer than all the rest."""
+        return gzip.compress(self.archive, compresslevel=3, mtime=0)
 
 
 def gather(
@@ -184,6 +189,10 @@ class _Gathered:
             return
         if not stat.S_ISREG(status.st_mode):
             return
+        if not os.access(path, os.R_OK):
+            if limit is not None:
+                return
+            raise UsageError(f"Image.includes: {path} cannot be read", field="includes", value=path)
         if limit is not None and status.st_size > limit:
             self._left_out[place] = path
             return
@@ -194,10 +203,7 @@ class _Gathered:
         large: list[str] = []
         content = io.BytesIO()
         # The same files give the same bytes: no times, no owners, in order.
-        with (
-            gzip.GzipFile(fileobj=content, mode="wb", compresslevel=6, mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive,
-        ):
+        with tarfile.open(fileobj=content, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for folder in path:
                 _add_folder(archive, folder)
             for place, (source, size, mode) in sorted(self._files.items()):

@@ -72,7 +72,7 @@ class Payload:
                 if not uv and (packed := self._packed_uv()):
                     archive.add(packed, "uv.gz")
             if self.code is not None:
-                _add(archive, "code.tar.gz", self.code.archive)
+                _add(archive, "code.tar.gz", self.code.compressed)
                 for digest in self.facts.missing_objects:
                     archive.add(self.code.objects[digest], f"objects/{digest}")
             _add_task(archive, "install.sh", self._variables(uv), self.limit_s, self._exports())

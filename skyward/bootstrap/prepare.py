@@ -228,6 +228,9 @@ class _Bootstrap:
             return self._run(command, input=payload, timeout_s=timeout_s, on_line=on_line)
         except TimeoutError as error:
             raise self._phases.fail(f"no answer within {timeout_s:.0f} s", self._advice_on_time()) from error
+        except BaseException as error:  # the link is lost, or somebody has interrupted it: that says enough itself
+            self._phases.fail(str(error) or type(error).__name__)
+            raise
 
     def _ready(self, facts: Facts) -> Ready:
         ours, users = facts.ours, facts.users[self._users.name]

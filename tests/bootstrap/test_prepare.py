@@ -250,8 +250,10 @@ def test_killed_in_the_middle_it_leaves_nothing_running_and_goes_on_next_time(
         raise Cut
 
     orphans: list[subprocess.Popen[bytes]] = []
+    events: list[Event] = []
     with pytest.raises(Cut):
-        prepare(node_that_is_lost, image, emit=ignore, node=0, folder="test-0")  # type: ignore[arg-type]
+        prepare(node_that_is_lost, image, emit=events.append, node=0, folder="test-0")  # type: ignore[arg-type]
+    assert phases_of(events, PhaseFailed)
     (process,) = orphans
     process.wait(20)  # by itself: nobody listens to it
     sleeper = int((scratch.folder / "pid").read_text())
