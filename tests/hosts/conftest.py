@@ -1,0 +1,47 @@
+"""Fixtures of the tests of faults on hosts."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.bed import Bed
+from tests.hosts.faults import Ledger, Place
+from tests.hosts.host import Host
+from tests.hosts.index import PackageIndex
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which this test's connections have theirs; a socket's path must be short."""
+    folder = Path(tempfile.mkdtemp(prefix="sky-", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def place(
+    bed: Bed, hosts: Callable[[int], list[Host]], package_index: PackageIndex, runtime: Path
+) -> Callable[[int], Place]:
+    """`place(n)`: the first n hosts of the session."""
+    return lambda count: Place(bed=bed, index=package_index, hosts=hosts(count))
+
+
+@pytest.fixture
+def ledger_of() -> Iterator[Callable[[Place], Ledger]]:
+    """`ledger_of(place)`: the books of a test, removed with it."""
+    made: list[Ledger] = []
+
+    def give(place: Place) -> Ledger:
+        made.append(Ledger(hosts=place.hosts))
+        return made[-1]
+
+    yield give
+    for ledger in made:
+        ledger.clear()

@@ -1,0 +1,190 @@
+"""What tests of faults on hosts share: pools there, our processes on both sides, and books of what ran.
+
+A task writes a line to the ledger, a file of its node's disk, when it begins. From outside the ledger says what ran,
+whatever the client was told; and what the client was told is compared with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import skyward as sky
+from skyward.errors import NodeError
+from skyward.integrations.base import integrate
+from tests.hosts.bed import Bed
+from tests.hosts.host import Host, Process
+from tests.hosts.index import PackageIndex
+from tests.hosts.meeting import Meeting
+from tests.waiting import until
+
+__all__ = ["EPSILON_S", "Ledger", "Place", "Role", "client_processes", "gang_of", "kill", "nothing_runs_on", "pids"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Role = Literal["watchdog", "agent", "zygote", "slot", "stub", "sshd"]
+
+EPSILON_S = 12.0
+"""Seconds beyond a lease until all of a node must be gone; a loaded machine is slow to kill."""
+
+
+# On the node --------------------------------------------------------------------------------------------------------
+
+
+def pids(host: Host, role: Role) -> list[Process]:
+    """Our processes of one kind on a host, the longest running first."""
+    alive = host.processes()
+    parents = {process.pid: _parent(process) for process in alive}
+    nodes = {p.pid for p in alive if "skyward.agent.main" in p.command}
+    workers = {p.pid for p in alive if "skyward.slot.zygote" in p.command}
+    agents = {pid for pid in nodes if parents[pid] in nodes}
+    zygotes = {pid for pid in workers if parents[pid] in agents}
+    stubs = {p.pid for p in alive if "agent/attach.py" in p.command and p.command.startswith("/")}
+    found: dict[Role, set[int]] = {
+        "watchdog": nodes - agents,
+        "agent": agents,
+        "zygote": zygotes,
+        "slot": {pid for pid in workers if parents[pid] in zygotes},
+        "stub": stubs,
+        # The process of a log-in: a child of the one that listens.
+        "sshd": {p.pid for p in alive if p.name == "sshd" and re.match(r"sshd: \w+@", p.command)},
+    }
+    return [process for process in alive if process.pid in found[role]]
+
+
+def _parent(process: Process) -> int:
+    """Inside the host; 0 where it ended meanwhile."""
+    try:
+        status = Path(f"/proc/{process.outside_pid}/status").read_text()
+        outside = int(re.search(r"^PPid:\t(\d+)", status, re.MULTILINE)[1])  # type: ignore[index]
+        inside = Path(f"/proc/{outside}/status").read_text()
+        return int(re.search(r"^NSpid:.*\t(\d+)$", inside, re.MULTILINE)[1])  # type: ignore[index]
+    except OSError:
+        return 0
+
+
+def kill(host: Host, role: Role) -> list[int]:
+    """SIGKILL to all of one kind; waits until there are some. Which they were."""
+    until(lambda: pids(host, role))
+    chosen = pids(host, role)
+    for process in chosen:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.outside_pid, signal.SIGKILL)
+    return [process.pid for process in chosen]
+
+
+def nothing_runs_on(hosts: Sequence[Host], within_s: float = EPSILON_S) -> None:
+    """Within that time nothing runs there that a bare host does not run."""
+    deadline = time.monotonic() + within_s
+    while left := {host.name: host.started_processes() for host in hosts if host.started_processes()}:
+        assert time.monotonic() < deadline, f"still running after {within_s:g} s: {left}"
+        time.sleep(0.05)
+
+
+# On the client ------------------------------------------------------------------------------------------------------
+
+
+def client_processes(folder: Path) -> dict[str, list[int]]:
+    """Of a client whose connections are in `folder` (its TMPDIR): ssh's masters, the data channels, the keepers."""
+    found: dict[str, list[int]] = {"master": [], "channel": [], "keeper": []}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environment = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            if Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                continue
+            if f"{folder}/skyward-ssh" in command and command.startswith("ssh"):
+                found["channel" if "ControlMaster=no" in command else "master"].append(int(name))
+            elif "keeper_process" in command and f"TMPDIR={folder}".encode() in environment:
+                found["keeper"].append(int(name))
+    return found
+
+
+# Pools --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where pools of a test may be: hosts and what is installed there."""
+
+    bed: Bed
+    index: PackageIndex
+    hosts: Sequence[Host]
+
+    def ssh(self, lease_s: float = 60.0) -> sky.SSH:
+        return sky.SSH(hosts=[host.name for host in self.hosts], config_file=str(self.bed.ssh_config), lease_s=lease_s)
+
+    @property
+    def image(self) -> sky.Image:
+        return sky.Image(pip_index_url=self.index.simple)
+
+    @contextlib.contextmanager
+    def pool(self, *, lease_s: float = 60.0, **options: Any) -> Iterator[sky.ComputePool]:
+        """A pool on the hosts; when it is closed, nothing runs there any more."""
+        options = {"nodes": len(self.hosts), "logs": False, **options}
+        with sky.ComputePool(provider=self.ssh(lease_s), image=self.image, **options) as pool:
+            yield pool
+        nothing_runs_on([host for host in self.hosts if host.is_on])
+
+
+def gang_of(function: Callable[P, T]) -> sky.ComputeFunction[P, T]:
+    """A gang whose ranks need nothing but one another."""
+    return sky.compute(integrate(function, Meeting()))
+
+
+# Books --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Ledger:
+    """What began on the hosts, and what the client was told."""
+
+    hosts: Sequence[Host]
+    path: str = field(default_factory=lambda: f"/root/ledger-{uuid.uuid4().hex}")
+    delivered: list[int] = field(default_factory=list)
+    """The numbers whose outcome was told, once for each time that it was."""
+
+    def ran(self) -> Counter[int]:
+        """How often each number began."""
+        return Counter(int(line) for host in self.hosts for line in self._lines(host))
+
+    def _lines(self, host: Host) -> list[str]:
+        with contextlib.suppress(OSError):
+            return host.read(self.path).split()
+        return []
+
+    def submit(self, call: Any, number: int) -> sky.Future[int]:
+        """`call` is a future that gives this number when it ends well."""
+        call.add_done_callback(lambda _: self.delivered.append(number))
+        return call  # type: ignore[no-any-return]
+
+    def settle(self, futures: Mapping[int, Any], *, within_s: float = 60.0) -> dict[int, NodeError]:
+        """Wait for all, and compare: what was acknowledged ran, nothing was told twice. The losses, by number."""
+        deadline = time.monotonic() + within_s
+        losses: dict[int, NodeError] = {}
+        for number, future in futures.items():
+            try:
+                assert future.result(max(0.1, deadline - time.monotonic())) == number
+            except NodeError as error:
+                losses[number] = error
+        until(lambda: len(self.delivered) >= len(futures))
+        assert sorted(self.delivered) == sorted(futures)
+        ran = self.ran()
+        for number in futures:
+            if number not in losses:
+                assert ran[number] >= 1, f"call {number} was acknowledged and never ran"
+        return losses
+
+    def clear(self) -> None:
+        for host in self.hosts:
+            with contextlib.suppress(OSError):
+                host.path(self.path).unlink()
