@@ -123,6 +123,12 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"the whole run cost 0\.\d+ USD",
         r"refused: budget_usd=0\.01: 200 x small .* nothing was launched",
     ),
+    "20_watch": (
+        r"ready\n",
+        r"closed\n",
+        r"the sum of 18 squares: 2028",
+        r"calls: 18 done, 2 failed",
+    ),
 }
 # Warnings are errors in examples too, but for these of frameworks.
 FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
