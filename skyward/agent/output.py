@@ -131,5 +131,11 @@ class LogBuffer:
             for start in range(0, len(text), _READ_SIZE):
                 yield task, stream, text[start : start + _READ_SIZE]
 
+    def drop(self) -> None:
+        """Drop everything, counted."""
+        self._dropped += sum(text.count(b"\n") or 1 for _, _, text in self._items)
+        self._items.clear()
+        self._bytes = 0
+
     def __bool__(self) -> bool:
-        return bool(self._items)
+        return bool(self._items) or self._dropped > 0

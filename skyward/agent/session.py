@@ -58,6 +58,8 @@ class Session:
         self._on_close = on_close
         self._log_limit_bytes = log_limit_bytes
         self._logs = LogBuffer(log_limit_bytes)
+        self._waiting_logs = 0
+        """Bytes of output that were queued since the channel was empty."""
         self._is_blocked = False
         self._bulky: set[int] = set()
         """Tasks of which a blob was sent: what follows of them stands behind it."""
@@ -223,6 +225,9 @@ class Session:
             if not self._is_blocked and self._logs and not self._channel.has_output:
                 self._queue_logs()
             is_empty = self._channel.flush()
+            if self._logs and not self._channel.has_output:
+                self._queue_logs()
+                is_empty = self._channel.flush()
         except ChannelClosed:
             return  # as above
         self._set_blocked(not is_empty)
@@ -245,7 +250,14 @@ class Session:
             self.flush()
 
     def _queue_logs(self) -> None:
+        """Output stands before the value that is sent next; a peer that takes nothing is kept no more of it."""
+        if not self._channel.has_output:
+            self._waiting_logs = 0
+        if self._waiting_logs >= self._log_limit_bytes:
+            self._logs.drop()
+            return
         for task, stream, text in self._logs.take():
+            self._waiting_logs += len(text)
             self._channel.queue(Kind.LOG, task, text, lane=stream, priority=RESULTS)
 
     def close(self) -> None:

@@ -633,15 +633,22 @@ class DirectEngine:
                         self._perform(self._scheduler.set_round_trip(link.node, link.channel.round_trip_s * 1e9))
             except BlockingIOError:
                 return
-            except ChannelClosed:
-                if isinstance(link, NodeLink):
-                    self._link_gone(link, "its link ended")
-                else:
-                    self._line_gone(link)
+            except (ChannelClosed, InternalError) as error:
+                self._reading_failed(link, error)
             finally:
                 link.reading.release()
         finally:
             interrupts.let_go()
+
+    def _reading_failed(self, link: Readable, error: Exception) -> None:
+        if not isinstance(link, NodeLink):
+            self._line_gone(link)
+        elif isinstance(error, ChannelClosed):
+            self._link_gone(link, "its link ended")
+        elif link.dialler is not None:
+            self._link_gone(link, str(error))  # something on the way wrote into the stream
+        else:
+            raise error
 
     # Leading --------------------------------------------------------------------------------------------------------
 

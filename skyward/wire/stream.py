@@ -131,6 +131,7 @@ class StreamChannel:
         self._told_at = 0.0
         self._untold_bytes = 0
         self._owes_ack = False
+        self._broken: InternalError | OSError | None = None
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
         self.pongs = 0
         """Pings that were answered."""
@@ -163,6 +164,7 @@ class StreamChannel:
         ends, self._ends = self._ends, None
         self._partial = self._file = None
         self._have = 0
+        self._broken = None
         self._beside.clear()
         self._resend.clear()
         return ends
@@ -335,6 +337,9 @@ class StreamChannel:
         Raises ChannelClosed at the end of the link, BlockingIOError when there is nothing to read, InternalError on
         what cannot be a frame, OSError when there is no room for a blob.
         """
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            raise broken
         ends = self._ends
         if ends is None:
             raise BlockingIOError
@@ -349,15 +354,20 @@ class StreamChannel:
         now = self.heard_at = time.monotonic()
         self._have += count
         self._untold_bytes += count
-        frames = self._parse()
+        frames: list[Frame] = []
+        try:
+            self._parse(frames)
+        except (InternalError, OSError) as error:
+            if not frames:
+                raise
+            self._broken = error  # those that were counted are handed over first
         untold = self.received - self._told
         is_time = now - self._told_at >= _ACK_S and (untold > 0 or self._have > 0)
         if is_time or untold >= _ACK_FRAMES or self._untold_bytes >= _ACK_BYTES:
             self._owes_ack = True
         return frames
 
-    def _parse(self) -> list[Frame]:
-        frames = []
+    def _parse(self, frames: list[Frame]) -> None:
         at, have = 0, self._have
         while have - at >= HEADER.size:
             length, kind, flags, lane, ident = HEADER.unpack_from(self._buffer, at)
@@ -377,7 +387,6 @@ class StreamChannel:
             if kind not in _ABOUT_THE_LINK:
                 self.received += 1
         self._keep_rest(at, have)
-        return frames
 
     def _keep_rest(self, at: int, have: int) -> None:
         rest = bytes(self._view[at:have])

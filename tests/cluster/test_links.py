@@ -255,6 +255,31 @@ def test_a_command_that_fails_says_why(provider: Relayed) -> None:
         sky.ComputePool(provider, nodes=1, logs=False).start()
 
 
+def test_output_that_waits_for_a_link_is_bounded_and_what_is_dropped_is_counted(provider: Relayed) -> None:
+    lines: list[str] = []
+    line = "x" * 999
+
+    @sky.compute
+    def chatter() -> None:
+        for _ in range(1000):
+            print(line)
+
+    with sky.ComputePool(provider, nodes=1, logs=lambda said: lines.append(said.text)) as pool:
+        agent = pool.agent_pids()[0]
+        sky.compute(abs)(-1) >> pool
+        futures = [chatter() > pool for _ in range(20)]
+        provider.cut()
+        time.sleep(3)
+        with open(f"/proc/{agent}/statm") as file:
+            resident_mib = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        provider.mend()
+        for future in futures:
+            future.result(30)
+    assert resident_mib < 60
+    dropped = sum(int(text.split()[1]) for text in lines if "were dropped here" in text)
+    assert sum(text.strip() == line for text in lines) + dropped == 20_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class SmallMemory(Relayed):
     """Nodes keep 1 MB of values in memory."""

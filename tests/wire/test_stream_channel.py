@@ -212,3 +212,13 @@ def test_a_descriptor_that_is_no_blob_cannot_be_sent() -> None:
     channel = StreamChannel(checks_blobs=False)
     with pytest.raises(InternalError, match="cannot travel"):
         channel.queue(Kind.LINE, 1, fd=0)
+
+
+def test_frames_before_what_is_no_frame_are_handed_over() -> None:
+    pair = Pair(sockets)
+    os.write(pair.left.write_fileno(), pack(Kind.RESULT, 1) + b"\xff" * 64)
+    assert [frame.ident for frame in pair.right.receive()] == [1]
+    with pytest.raises(InternalError, match="limit"):
+        pair.right.receive()
+    assert pair.right.received == 1
+    pair.close()
