@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -270,6 +273,62 @@ def test_after_clearing_the_cache_nothing_of_ours_is_left(new_host: NewHost, pac
     assert cleared.kept == ()
     assert cleared.freed_gib > 0.05
     assert not [path for path in host.changed_files() if "skyward" in path and not path.endswith("/skyward-0")]
+
+
+PROGRAM = """
+import sys
+import skyward as sky
+from steps import table
+from steps.train import fit
+
+@sky.compute
+def here(n):
+    return n * table.FACTOR
+
+if __name__ == "__main__":
+    provider = sky.SSH(hosts=[sys.argv[1]], config_file=sys.argv[2])
+    image = sky.Image(pip_index_url=sys.argv[3], pip=sys.argv[4:], includes=["data"])
+    with sky.ComputePool(provider=provider, image=image, console=False) as pool:
+        print(here(2) >> pool, fit() >> pool)
+"""
+TRAIN = """
+import numpy
+import skyward as sky
+from . import table
+
+@sky.compute
+def fit():
+    return open("data/x.txt").read() + str(numpy.full(1, table.FACTOR)[0])
+"""
+
+
+def test_a_program_with_modules_and_data_of_its_own_runs_there_as_it_is(
+    new_host: NewHost, package_index: PackageIndex, tmp_path: Path
+) -> None:
+    host = new_host()
+    for path, text in {
+        "main.py": PROGRAM,
+        "steps/__init__.py": "",
+        "steps/table.py": "FACTOR = 10\n",
+        "steps/train.py": TRAIN,
+        "data/x.txt": "x",
+    }.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    def run(*pip: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "main.py", host.name, str(host.bed.ssh_config), package_index.simple, *pip]
+        env = {**os.environ, "PYTHONPATH": str(Path(sky.__file__).parents[1])}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False)
+
+    without = run()
+    assert "steps/train.py imports numpy, which nothing there brings: add 'numpy'" in without.stderr
+    assert "No module named 'numpy'" in without.stderr
+    done = run("numpy")
+    assert done.stdout == "20 x10\n", done.stderr
+    assert "UserWarning" not in done.stderr
+    (tmp_path / "steps/table.py").write_text("FACTOR = 11\n")
+    assert run("numpy").stdout == "22 x11\n"
 
 
 def test_what_is_printed_there_is_shown_while_it_runs(new_host: NewHost, package_index: PackageIndex) -> None:
