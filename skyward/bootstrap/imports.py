@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from types import CodeType, FunctionType, ModuleType
 from ..calls import ComputeFunction
 from .code import Code
 
-__all__ = ["imported_there"]
+__all__ = ["imported_there", "left_behind"]
 
 _NOTHING = ModuleType("nothing")
 
@@ -25,7 +26,7 @@ def imported_there(code: Code, modules: Mapping[str, object]) -> dict[str, str]:
     """
     local = _Local(code)
     needed: dict[str, str] = {}
-    for function in _functions(vars(modules.get("__main__", _NOTHING)), local):
+    for function in _functions(modules, local):
         for integration in function.launch.integrations:
             for name in getattr(integration, "packages", ()):
                 needed.setdefault(name, f"the integration of {function.__name__}()")
@@ -36,8 +37,21 @@ def imported_there(code: Code, modules: Mapping[str, object]) -> dict[str, str]:
     return {name: who for name, who in needed.items() if name not in sys.stdlib_module_names}
 
 
-def _functions(names: Mapping[str, object], local: _Local) -> Iterator[ComputeFunction[..., object]]:
-    for value in list(names.values()):
+def left_behind(code: Code, modules: Mapping[str, object]) -> dict[str, str]:
+    """Modules of the program's functions that are neither installed nor travel, each with one of its functions."""
+    local = _Local(code)
+    installed = {*importlib.metadata.packages_distributions(), *sys.stdlib_module_names, "__main__"}
+    return {
+        function.__module__: function.__name__
+        for function in _functions(modules, local)
+        if function.__module__.partition(".")[0] not in installed
+        and "<" not in getattr(function, "__qualname__", "<")  # a lambda or nested one travels by value
+        and not local.files_of(function.__module__)
+    }
+
+
+def _functions(modules: Mapping[str, object], local: _Local) -> Iterator[ComputeFunction[..., object]]:
+    for value in list(vars(modules.get("__main__", _NOTHING)).values()):
         if isinstance(value, ComputeFunction):
             yield value
         elif isinstance(value, ModuleType) and local.files_of(value.__name__):

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..image import Image
 from .code import Code
 from .environments import users_for
-from .imports import imported_there
+from .imports import imported_there, left_behind
 from .uv import client_uv
 
 __all__ = ["Finding", "check", "preflight"]
@@ -74,7 +74,7 @@ def preflight(
     found = [*_python(image), *_requirements(image, machine, resolves=resolves)]
     if code is not None:
         loaded = sys.modules if modules is None else modules
-        found += [*_imports(image, code, loaded), *_extensions(code, machine)]
+        found += [*_imports(image, code, loaded), *_modules(code, loaded), *_extensions(code, machine)]
     return found
 
 
@@ -151,6 +151,16 @@ def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterato
                 "will fail with ModuleNotFoundError",
                 is_certain=False,
             )
+
+
+def _modules(code: Code, modules: Mapping[str, object]) -> Iterator[Finding]:
+    for module, function in left_behind(code, modules).items():
+        yield Finding(
+            field="code",
+            text=f"{function}() is of the module {module}, which is not on sys.path and so does not travel: put its "
+            "folder on sys.path, or name it in Image.includes",
+            is_certain=False,
+        )
 
 
 def _closure(projects: Collection[str]) -> set[str]:

@@ -144,6 +144,17 @@ def test_an_integration_needs_its_framework(tmp_path: Path) -> None:
     assert "the integration of train() imports torch" in found
 
 
+def test_a_function_of_a_module_that_does_not_travel_is_named(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    modules = project(elsewhere, plugin="import skyward as sky\n@sky.compute\ndef f(): ...\n")
+    modules["__main__"] = main = ModuleType("__main__")
+    main.f = modules["plugin"].f  # type: ignore[attr-defined]
+    (found,) = findings_of(tmp_path / "elsewhere" / "..", Image(excludes=["elsewhere"]), modules)
+    assert "f() is of the module plugin, which is not on sys.path" in found
+    assert findings_of(elsewhere, Image(), modules) == []
+
+
 def test_a_compiled_module_of_another_platform_is_named(tmp_path: Path) -> None:
     minor = f"{sys.version_info.major}{sys.version_info.minor}"
     (tmp_path / f"fast.cpython-{minor}-darwin.so").write_bytes(b"")
