@@ -22,7 +22,7 @@ from ..wire.stream import MAGIC, Ends, StreamChannel
 
 __all__ = ["LINK_TIMES", "CommandEnds", "Dialler", "Forgotten", "LinkTimes"]
 
-_BUFFER_SIZE = 1 << 20
+_BUFFER_SIZE = 256 << 10
 _STDERR_TAIL = 2000
 _KILLED_S = 2.0
 _CHATTER_LIMIT = 64 * 1024

@@ -17,6 +17,7 @@ import pytest
 
 import skyward as sky
 from skyward.cluster.dial import LinkTimes
+from skyward.cluster.opening import Opener
 from skyward.errors import NodeLost, PoolClosed
 from skyward.events import Emit
 from skyward.integrations.base import IntegrationBase, integrate
@@ -222,6 +223,32 @@ def test_an_agent_that_dies_alone_is_a_lost_node_at_once(provider: Relayed) -> N
         with pytest.raises(NodeLost):
             future.result(15)
         assert (pid() >> pool) != before
+
+
+def test_a_session_that_the_agent_does_not_know_is_a_lost_node(provider: Relayed) -> None:
+    with sky.ComputePool(replace(provider, lease_s=600.0), nodes=1, logs=False) as pool:
+        before = pid() >> pool
+        future = sky.compute(time.sleep)(600) > pool
+        until(future.running)
+        (machine,) = pool._machines.values()
+        other = Opener("other", timeout_s=20).open(machine)  # an agent has one client
+        provider.break_links()
+        with pytest.raises(NodeLost):
+            future.result(15)
+        other.close()
+        assert (pid() >> pool) != before
+
+
+def test_links_and_their_ends_leave_nothing_in_the_client(provider: Relayed) -> None:
+    data = b"x" * 1_000_000
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool:
+        assert (sky.compute(len)(data) >> pool) == len(data)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            provider.break_links()
+            assert (sky.compute(len)(data) >> pool) == len(data)
+        until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1, 6)
+        assert "skyward-reconnect" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_pool_that_is_closed_while_a_link_is_cut_closes_at_once(provider: Relayed) -> None:
