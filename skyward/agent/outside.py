@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import pickle
+import platform
 import select
 import shutil
 import signal
@@ -60,6 +61,7 @@ def start() -> int:
         stdout=subprocess.PIPE,
         stderr=log,
         cwd="/",
+        env=_environment(),
         start_new_session=True,
     )
     line = _first_line(process, pickle.dumps(config))
@@ -71,7 +73,7 @@ def start() -> int:
         shutil.rmtree(config.folder, ignore_errors=True)
         return 1
     said = {"pid": process.pid, "started": _started(process.pid), "socket": line, "root": _package_root()}
-    said |= {"address": config.address, "interface": config.interface, **node_facts()}
+    said |= {"address": config.address, "interface": config.interface, "machine": platform.machine(), **node_facts()}
     sys.stdout.write(json.dumps(said) + "\n")
     return 0
 
@@ -114,9 +116,20 @@ def _out_of_the_session() -> list[str]:
     else:
         prefix = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
         # Without it the user's own systemd ends with the last log-in, and all its units with it.
-        subprocess.run(["loginctl", "enable-linger"], capture_output=True, timeout=10, check=False)
-    works = subprocess.run([*prefix, "true"], capture_output=True, timeout=10, check=False).returncode == 0
-    return prefix if works else []
+        _succeeds(["loginctl", "enable-linger"])
+    return prefix if _succeeds([*prefix, "true"]) else []
+
+
+def _succeeds(command: list[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=10, check=False, env=_environment()).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """A log-in that went past PAM does not know where the user's own systemd is."""
+    return {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
 
 
 def _logind_kills() -> bool:

@@ -27,7 +27,9 @@ __all__ = ["Ready", "prepare"]
 _PROBE_LIMIT_S = 60.0
 _TIME_IS_UP = 124
 """Exit code of timeout(1)."""
-_SESSION_VARIABLES = re.compile(r"SSH_.*|XDG_SESSION_.*|XDG_RUNTIME_DIR|_|PWD|OLDPWD|SHLVL|LS_COLORS|MAIL|MOTD_SHOWN")
+_SESSION_VARIABLES = re.compile(
+    r"SSH_.*|XDG_SESSION_.*|XDG_RUNTIME_DIR|_|PWD|OLDPWD|SHLVL|LS_COLORS|MAIL|MOTD_SHOWN|SKYWARD_RUN"
+)
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _ADVICE = (
     ("no space left on device|disk quota exceeded", "free some of its disk, or clear the cache: skyward gc --cache"),

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import os
 import pickle
+import re
 import shlex
 import threading
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..accelerators import Accelerator
 from ..agent import attach
 from ..agent.outside import reply_of
 from ..bootstrap.code import Code, gather
@@ -36,6 +38,7 @@ _END_LIMIT_S = 20.0
 _BY_ITSELF_S = 8.0
 """Seconds that a node that was told to end gets for it."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_ARCHITECTURES = {"aarch64": "arm64"}
 _BOOT = "import sys; sys.path[:] = sys.argv[1:{count}]; from skyward.agent.outside import {name}; sys.exit({name}())"
 
 
@@ -192,6 +195,12 @@ class _Orders:
     code: Code
 
 
+def _fits(wanted: Accelerator, kind: str, count: int) -> bool:
+    """`kind`: the driver's name, such as "NVIDIA A100-SXM4-80GB". One that gives no more than the maker may be any."""
+    has, want = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (kind, wanted.name))
+    return count >= wanted.count and (want in has or " " not in kind)
+
+
 class _WayUp:
     """One machine's way to being a node, in a thread of its own."""
 
@@ -337,8 +346,11 @@ class _WayUp:
             lacks.append(f"vcpus={spec.vcpus}, and it has {ready.cores} cores")
         if spec.memory_gib is not None and ready.memory_gib < spec.memory_gib:
             lacks.append(f"memory_gib={spec.memory_gib:g}, and it has {ready.memory_gib:.1f}")
-        if spec.accelerator is not None and said["accelerators"] < spec.accelerator.count:
-            lacks.append(f"accelerator={spec.accelerator}, and it has {said['accelerators']} {said['accelerator']}")
+        if spec.architecture is not None and spec.architecture != _ARCHITECTURES.get(said["machine"], said["machine"]):
+            lacks.append(f"architecture={spec.architecture}, and it is {said['machine']}")
+        if spec.accelerator is not None and not _fits(spec.accelerator, said["accelerator"], said["accelerators"]):
+            has = f"{said['accelerators']} {said['accelerator']}" if said["accelerators"] else "none"
+            lacks.append(f"accelerator={spec.accelerator}, and it has {has}")
         if lacks:
             raise NoCapacity(f"{self._place.target}: node {self.node}: asked for {'; '.join(lacks)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 import time
@@ -19,6 +20,7 @@ __all__ = ["Completed", "Connection", "Transport", "connect", "wait_until_ready"
 Transport = Literal["openssh", "paramiko"]
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
+_SHORTEST_TRY_S = 2.0
 
 
 class Connection(Protocol):
@@ -73,8 +75,16 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
-def connect(target: Target, *, transport: Transport | None = None, stop: threading.Event | None = None) -> Connection:
-    """Log in, within `target.connect_timeout_s`. `transport` None: OpenSSH's client where there is one, else paramiko.
+def connect(
+    target: Target,
+    *,
+    transport: Transport | None = None,
+    stop: threading.Event | None = None,
+    timeout_s: float = math.inf,
+) -> Connection:
+    """Log in, within `target.connect_timeout_s`, or `timeout_s` if that is less.
+
+    `transport` None: OpenSSH's client where there is one, else paramiko.
 
     When another thread sets `stop`, this ends at once, with Unreachable.
 
@@ -98,7 +108,7 @@ def connect(target: Target, *, transport: Transport | None = None, stop: threadi
     else:
         raise UsageError(f'transport: {transport!r}; it is "openssh", "paramiko" or None')
     try:
-        made.open(stop)
+        made.open(stop, timeout_s)
     except BaseException:
         made.close()
         raise
@@ -127,7 +137,8 @@ def wait_until_ready(
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
-            return connect(target, transport=transport, stop=stop)
+            left_s = max(_SHORTEST_TRY_S, deadline - time.monotonic())
+            return connect(target, transport=transport, stop=stop, timeout_s=left_s)
         except (Unreachable, AuthFailed) as error:
             now = time.monotonic()
             if isinstance(error, AuthFailed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -44,19 +45,20 @@ class Master:
         self._socket = os.path.join(folder, "m.sock")
         self._config = os.path.join(folder, "config")
 
-    def ensure(self, stop: threading.Event | None = None) -> None:
+    def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
         target = self.target
+        limit_s = min(timeout_s, target.connect_timeout_s)
         if not os.path.isdir(self.folder):
             raise Unreachable(f"ssh {target}: the connection was closed here", host=str(target), is_final=True)
         try:
-            with locked(self.folder, timeout_s=2 * target.connect_timeout_s):
+            with locked(self.folder, timeout_s=2 * limit_s):
                 if self.is_alive() and os.path.exists(self._config):
                     return
                 self._clear()
                 self._prepare(stop)
-                self._start(stop)
+                self._start(stop, limit_s)
         except TimeoutError as error:
-            message = f"ssh {target}: no connection within {target.connect_timeout_s:g} s"
+            message = f"ssh {target}: no connection within {limit_s:.3g} s"
             raise Unreachable(message, host=str(target), is_final=False) from error
 
     def command(self, command: str) -> list[str]:
@@ -100,10 +102,10 @@ class Master:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._socket)
 
-    def _start(self, stop: threading.Event | None) -> None:
+    def _start(self, stop: threading.Event | None, limit_s: float) -> None:
         target = self.target
         argv = [*self._ssh(), "-f", "-N", "-M", "-o", f"ControlPersist={_PERSIST_S}", target.host]
-        done = run_process(argv, timeout_s=target.connect_timeout_s, stop=stop)
+        done = run_process(argv, timeout_s=limit_s, stop=stop)
         if done.code:
             raise self._refusal(done.error_text, stop)
         pid = self._check()

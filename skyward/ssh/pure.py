@@ -12,6 +12,7 @@ import base64
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import pickle
 import shutil
@@ -55,19 +56,20 @@ class ParamikoHolder:
         self.folder = folder
         self.socket_path = os.path.join(folder, "p.sock")
 
-    def ensure(self, stop: threading.Event | None = None) -> None:
+    def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
         target = self.target
+        limit_s = min(timeout_s, target.connect_timeout_s)
         if not os.path.isdir(self.folder):
             raise Unreachable(f"ssh {target}: the connection was closed here", host=str(target), is_final=True)
         try:
-            with locked(self.folder, timeout_s=2 * target.connect_timeout_s):
+            with locked(self.folder, timeout_s=2 * limit_s):
                 if not self._pid():
                     kill_process(self.folder)
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(self.socket_path)
-                    self._start(stop)
+                    self._start(stop, limit_s)
         except TimeoutError as error:
-            message = f"ssh {target}: no connection within {target.connect_timeout_s:g} s"
+            message = f"ssh {target}: no connection within {limit_s:.3g} s"
             raise Unreachable(message, host=str(target), is_final=False) from error
 
     def command(self, command: str) -> list[str]:
@@ -80,10 +82,10 @@ class ParamikoHolder:
         end_process(self.folder, self._pid())
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start(self, stop: threading.Event | None) -> None:
+    def _start(self, stop: threading.Event | None, limit_s: float) -> None:
         target = self.target
         argv = launch.argv("skyward.ssh.pure_process", self.folder, target, "")
-        done = run_process(argv, timeout_s=target.connect_timeout_s, stop=stop)
+        done = run_process(argv, timeout_s=limit_s, stop=stop)
         if done.code:
             raise _error_of(target, done.text, done.error_text)
         record_process(self.folder, int(done.text))

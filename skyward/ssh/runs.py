@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import threading
@@ -42,8 +43,11 @@ class Holder(Protocol):
     target: Target
     folder: str
 
-    def ensure(self, stop: threading.Event | None = None) -> None:
-        """Log in unless somebody has. One that hangs is killed first. Raises what `connect` raises; Stopped."""
+    def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
+        """Log in unless somebody has, in `timeout_s` if that is less than the target's own limit.
+
+        One that hangs is killed first. Raises what `connect` raises; Stopped.
+        """
         ...
 
     def command(self, command: str) -> list[str]:
@@ -75,10 +79,10 @@ class Pooled:
         self._running = 0
         self._is_closed = False
 
-    def open(self, stop: threading.Event | None = None) -> None:
+    def open(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
         """Log in."""
         try:
-            self._holder.ensure(stop)
+            self._holder.ensure(stop, timeout_s)
         except Stopped as stopped:
             raise self._stopped() from stopped
 
