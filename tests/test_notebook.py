@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -224,3 +225,24 @@ futures = [busy({str(tmp_path)!r}) > pool for _ in range(2)]
     assert eventually(lambda: not any(is_alive(pid) for pid in [kernel, *below])), [
         (pid, Path(f"/proc/{pid}/cmdline").read_bytes()) for pid in below if is_alive(pid)
     ]
+
+
+def test_the_console_is_one_line_that_follows_the_pool() -> None:
+    cells = [
+        'import skyward as sky\npool = sky.ComputePool(sky.Local(), console=True, name="demo").start()',
+        "1 + 1",
+        "pool.close()",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])  # type: ignore[no-untyped-call]
+    nbclient.NotebookClient(notebook, timeout=60).execute()
+    (line,) = notebook.cells[0].outputs
+    assert line.output_type == "display_data"
+    assert re.fullmatch(r"demo: local, 1 node · ready after [\d.]+ s · closed", line.data["text/plain"])
+    assert notebook.cells[2].outputs == []
+
+
+def test_a_local_pool_shows_nothing_of_itself() -> None:
+    code = "import skyward as sky\nwith sky.ComputePool(sky.Local()) as pool:\n    pass"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])  # type: ignore[no-untyped-call]
+    nbclient.NotebookClient(notebook, timeout=60).execute()
+    assert notebook.cells[0].outputs == []
