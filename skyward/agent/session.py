@@ -58,6 +58,7 @@ class Session:
         self._on_close = on_close
         self._log_limit_bytes = log_limit_bytes
         self._logs = LogBuffer(log_limit_bytes)
+        self._pings = 0
         self._waiting_logs = 0
         """Bytes of output that were queued since the channel was empty."""
         self._is_blocked = False
@@ -167,6 +168,9 @@ class Session:
             self._say(f"a connection to the agent was closed: {error}")
             self.close()
         else:
+            if self._channel.pings != self._pings:  # a client that asks is a sign of life as good as its keeper's
+                self._pings = self._channel.pings
+                self._on_frame(self, Frame(Kind.LEASE, 0, 0, 0, b""))
             if self._channel.needs_flush:
                 self.flush()
         return True

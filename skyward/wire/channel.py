@@ -76,6 +76,7 @@ class Channel:
     heard_at = 0.0
     """When anything came last; a channel of this machine does not say."""
     round_trip_s = 0.0
+    pings = 0
     pongs = 0
     is_attached = True
 

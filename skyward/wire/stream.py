@@ -133,8 +133,10 @@ class StreamChannel:
         self._owes_ack = False
         self._broken: InternalError | OSError | None = None
         self._round_trips: deque[float] = deque(maxlen=_ROUND_TRIPS)
+        self.pings = 0
+        """That came from the other side."""
         self.pongs = 0
-        """Pings that were answered."""
+        """Pings of this side that were answered."""
         self.received = 0
         """Frames that have come, over all links."""
         self.heard_at = time.monotonic()
@@ -404,6 +406,7 @@ class StreamChannel:
             self._acked = max(self._acked, ident)
         elif kind == Kind.PING:
             self._acked = max(self._acked, ident)
+            self.pings += 1
             self._beside.append(pack(Kind.PONG, self.received, bytes(body)))
         elif kind == Kind.PONG:
             self._acked = max(self._acked, ident)

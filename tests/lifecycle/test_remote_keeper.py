@@ -180,3 +180,24 @@ def test_an_interrupted_client_leaves_nothing(sandbox: Sandbox) -> None:
     assert "KeyboardInterrupt" in client.errors
     sandbox.proves_nothing_is_left()
     assert not sandbox.exists("finished")
+
+
+def test_a_client_that_asks_keeps_its_nodes_while_its_keeper_is_stopped(sandbox: Sandbox) -> None:
+    client = sandbox.client(
+        RELAYED
+        + """
+with sky.ComputePool(Relayed(lease_s=3.0), nodes=1) as pool:
+    before = pid() >> pool
+    say("stop the keeper")
+    time.sleep(6)
+    assert (pid() >> pool) == before
+    say("the same")
+"""
+    )
+    client.says("stop the keeper")
+    (keeper,) = sandbox.pids("keeper")
+    os.kill(keeper, signal.SIGSTOP)
+    client.says("the same")
+    os.kill(keeper, signal.SIGCONT)
+    assert client.ends()[0] == 0, client.errors
+    sandbox.proves_nothing_is_left()
