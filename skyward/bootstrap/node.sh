@@ -41,7 +41,7 @@ say_environment() { # FOLDER KIND
 }
 
 variable() { # NAME COMMAND: what the command prints; newlines cannot stand in a line
-    value=$(timeout 60 sh -c "$2" </dev/null 2>/dev/null)
+    value=$(timeout 20 sh -c "$2" </dev/null 2>/dev/null)
     say "variable:$1" "$? $(printf '%s' "$value" | tr '\n' '\002')"
 }
 

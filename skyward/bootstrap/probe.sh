@@ -40,7 +40,7 @@ if [ -z "$is_cold" ]; then
     make_folder "$folder" && if unpack_code "$code" "$base/$folder"; then say unpacked ok; fi
 else
     for uv in "$platform/uv-$uv_version" "$HOME/.local/bin/uv" "$HOME/.cargo/bin/uv" "$(command -v uv)"; do
-        if [ -x "$uv" ] && version=$("$uv" --version 2>/dev/null); then
+        if [ -x "$uv" ] && version=$("$uv" --version </dev/null 2>/dev/null); then
             version=${version#uv }
             say uv "${version%% *} $uv"
         fi
@@ -51,7 +51,7 @@ else
         "$HOME"/.local/share/uv/python/cpython-"$minor".*/bin/python3 "$platform"/python/cpython-"$minor".*/bin/python3; do
         [ -x "$python" ] || continue
         version=$("$python" -I -S -c 'import sys
-print(sys.implementation.name, "%d.%d.%d" % sys.version_info[:3], sys.executable)' 2>/dev/null) || continue
+print(sys.implementation.name, "%d.%d.%d" % sys.version_info[:3], sys.executable)' </dev/null 2>/dev/null) || continue
         say python "$version"
     done
 fi
