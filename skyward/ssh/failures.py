@@ -29,7 +29,9 @@ def _changed(target: Target, text: str) -> SkywardError:
 
 
 def _unknown(target: Target, text: str) -> SkywardError:
-    return HostKeyUnknown(f"ssh {target}: its host key is not known: {_last_line(text)}", host=str(target))
+    whose = f"its host key, or that of {target.jump} on the way to it," if target.jump else "its host key"
+    advice = "log in by hand once, with `ssh`, and compare what it shows"
+    return HostKeyUnknown(f"ssh {target}: {whose} is not known: {_last_line(text)} {advice}", host=str(target))
 
 
 def _refused(target: Target, text: str) -> SkywardError:

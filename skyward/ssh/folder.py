@@ -18,6 +18,7 @@ __all__ = ["collect_garbage", "end_process", "kill_process", "locked", "make_fol
 
 _OLD_S = 600.0
 _END_S = 2.0
+_OWNER = "owner"
 
 
 def _root() -> str:
@@ -37,7 +38,10 @@ def make_folder() -> str:
     """A new one. What connections of dead programs left is removed on the way."""
     root = _root()
     collect_garbage(root)
-    return tempfile.mkdtemp(prefix="", dir=root)  # mode 0700
+    folder = tempfile.mkdtemp(prefix="", dir=root)  # mode 0700
+    with open(os.path.join(folder, _OWNER), "w") as file:
+        file.write(str(os.getpid()))
+    return folder
 
 
 def collect_garbage(root: str = "") -> list[str]:
@@ -47,11 +51,21 @@ def collect_garbage(root: str = "") -> list[str]:
     for name in os.listdir(root):
         path = os.path.join(root, name)
         with contextlib.suppress(OSError):
-            is_used = any(file.endswith(".sock") for file in os.listdir(path))
+            is_used = any(file.endswith(".sock") for file in os.listdir(path)) or _has_owner(path)
             if not is_used and time.time() - os.stat(path).st_mtime > _OLD_S:
                 shutil.rmtree(path, ignore_errors=True)
                 found.append(path)
     return found
+
+
+def _has_owner(folder: str) -> bool:
+    """Whether the program that made it is alive: it may use its connection again, however long it did not."""
+    try:
+        with open(os.path.join(folder, _OWNER)) as file:
+            os.kill(int(file.read()), 0)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 @contextlib.contextmanager

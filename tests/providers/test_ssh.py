@@ -367,3 +367,33 @@ def test_an_agent_that_dies_alone_is_replaced(sshds: Hosts) -> None:
         until(lambda: sorted(pool.agent_pids()) == [0, 1], 60)
         assert (pid() @ pool)[1] != first[1]
     until(lambda: not agents_of(sshds), 5)
+
+
+def test_connection_processes_that_are_killed_are_replaced_and_nothing_is_lost(
+    sshds: Hosts, transport: Transport, runtime: Path
+) -> None:
+    @sky.compute
+    def slow(seconds: float) -> int:
+        time.sleep(seconds)
+        return os.getpid()
+
+    def holders() -> list[int]:
+        names = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+        return [int(name) for name in names if str(runtime) in _command_line(name)]
+
+    with sky.ComputePool(provider=sshds.ssh(transport=transport), nodes=2) as pool:
+        first = pid() @ pool
+        futures = [slow(3) > pool for _ in range(2)]
+        for process in holders():
+            with contextlib.suppress(ProcessLookupError):  # it ended with the one before
+                os.kill(process, signal.SIGKILL)
+        assert sorted(future.result(60) for future in futures) == sorted(first)
+        assert pid() @ pool == first
+    until(lambda: not holders(), 30)
+
+
+def _command_line(process: str) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

@@ -201,6 +201,20 @@ def test_nothing_is_left_here_after_close(to: Connects, server: Server, runtime:
     assert not list(runtime.glob("*/*"))
 
 
+def test_what_dead_programs_left_is_removed_and_what_a_living_one_has_stays(server: Server, runtime: Path) -> None:
+    mine = connect(target_of(server), transport="openssh")
+    folders = list(runtime.glob("skyward-ssh-*/*"))
+    left = folders[0].parent / "left"
+    left.mkdir()
+    (left / "owner").write_text("999999999")
+    for folder in (*folders, left):
+        os.utime(folder, (1, 1))
+    connect(target_of(server), transport="openssh").close()
+    assert not left.exists()
+    assert all(folder.exists() for folder in folders)
+    mine.close()
+
+
 # Errors ---------------------------------------------------------------------------------------------------------------
 
 
