@@ -112,16 +112,27 @@ class Journal:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
-    def open_new(cls, *, pool: str, provider: str, fields: dict[str, Any], scope: str, lease_s: float) -> Journal:
-        """The journal of a pool that this process opens. Raises UsageError if the state folder cannot be written."""
-        owner = Owner.this_process()
+    def open_new(
+        cls,
+        *,
+        pool: str,
+        provider: str,
+        fields: dict[str, Any],
+        scope: str,
+        lease_s: float,
+        owner: Owner | None = None,
+    ) -> Journal:
+        """The journal of a pool that this process, or `owner`, opens.
+
+        Raises UsageError if the state folder cannot be written.
+        """
         return cls._made(
             pool=pool,
             id=uuid.uuid4().hex[:12],
             provider=provider,
             fields=fields,
             scope=scope,
-            owner=owner,
+            owner=owner or Owner.this_process(),
             lease_s=lease_s,
         )
 

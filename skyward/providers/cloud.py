@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from ..errors import ForeignState, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
 from ..events import Emit, InstanceLaunched, InstanceTerminated, PhaseEnded, PhaseFailed, PhaseStarted, ignore
 from ..image import Image
-from ..journal import Attempt, Journal
+from ..journal import Attempt, Journal, Owner
 from ..machine import Machine, Offer, PoolSpec
 from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
@@ -73,6 +73,11 @@ class CloudProvider(abc.ABC):
     @property
     def clock(self) -> Clock:
         return SYSTEM_CLOCK
+
+    @property
+    def owner(self) -> Owner:
+        """The process that what it rents belongs to."""
+        return Owner.this_process()
 
     def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         """Agents on machines that run; all or none."""
@@ -161,6 +166,7 @@ class CloudProvider(abc.ABC):
                     fields=self.fields(),
                     scope=scope,
                     lease_s=self.lease_s,
+                    owner=self.owner,
                 )
                 _registry[pool] = journal
         if journal.scope != scope:

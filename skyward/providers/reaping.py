@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from ..errors import OutcomeUnknown, ProviderError, SkywardError, Throttled
 from ..journal import Journal, Owner, journals
@@ -16,6 +16,8 @@ from .ending import Ending
 from .rented import JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, Instance
 
 __all__ = ["Found", "gc", "ls", "reap"]
+
+T = TypeVar("T")
 
 ProviderOf = Callable[[Journal], CloudProvider]
 IsAlive = Callable[[Owner], bool]
@@ -145,12 +147,11 @@ class _Accounts:
 
 def _described(provider: CloudProvider) -> list[Instance]:
     cloud = provider.cloud()
-    return patiently(
-        lambda: cloud.describe({JOURNAL_TAG: None}),
-        again_on=(Throttled, OutcomeUnknown),
-        clock=provider.clock,
-        limit_s=60.0,
-    )
+    return _patiently(provider, lambda: cloud.describe({JOURNAL_TAG: None}))
+
+
+def _patiently(provider: CloudProvider, call: Callable[[], T]) -> T:
+    return patiently(call, again_on=(Throttled, OutcomeUnknown), clock=provider.clock, limit_s=60.0)
 
 
 def _found(
@@ -194,21 +195,24 @@ def _reap(journal: Journal, provider: CloudProvider) -> list[str]:
 
 
 def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive) -> list[str]:
-    """Machines whose journal is lost: the tags say whose they were."""
-    cloud, clock = provider.cloud(), provider.clock
+    """Machines whose journal is lost, and what they shared: the tags say whose they were."""
+    cloud = provider.cloud()
     recorded = {journal.id for journal in journals()}
-    orphans: dict[str, list[Instance]] = {}
-    for instance in _described(provider):
-        if instance.tags[JOURNAL_TAG] not in recorded and _is_orphan(instance, clock.time(), is_alive):
-            orphans.setdefault(instance.tags[JOURNAL_TAG], []).append(instance)
+    instances = [i for i in _described(provider) if i.tags[JOURNAL_TAG] not in recorded and i.state != "gone"]
+    now = provider.clock.time()
+    kept = {i.tags[JOURNAL_TAG] for i in instances if not _is_over(i, now)}
+    tags_of: dict[str, Mapping[str, str]] = {i.tags[JOURNAL_TAG]: i.tags for i in instances}
+    for tags in _patiently(provider, cloud.shared):
+        if tags.get(JOURNAL_TAG, "") not in recorded:
+            tags_of.setdefault(tags[JOURNAL_TAG], tags)
     ended: list[str] = []
-    for identifier, instances in orphans.items():
-        tags = instances[0].tags
-        owner = Owner.from_tag(tags[OWNER_TAG])
-        assert owner is not None
+    for identifier, tags in tags_of.items():
+        owner = Owner.from_tag(tags.get(OWNER_TAG, ""))
+        if owner is None or not owner.is_here or is_alive(owner) or identifier in kept:
+            continue
         journal = Journal.adopt(
             id=identifier,
-            pool=tags.get(POOL_TAG, "?"),
+            pool=tags.get(POOL_TAG, "lost"),
             provider=provider.name,
             fields=provider.fields(),
             scope=cloud.scope(),
@@ -218,12 +222,12 @@ def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive) -> list[str]:
     return ended
 
 
-def _is_orphan(instance: Instance, now: float, is_alive: IsAlive) -> bool:
-    owner = Owner.from_tag(instance.tags.get(OWNER_TAG, ""))
-    if owner is None or not owner.is_here or is_alive(owner) or not instance.is_billed:
-        return False
+def _is_over(instance: Instance, now: float) -> bool:
+    """Whether the lease of a machine that nobody renews must have ended by now."""
     try:
-        lease_s = float(instance.tags.get(LEASE_TAG, "600"))
+        lease_s = float(instance.tags.get(LEASE_TAG, ""))
     except ValueError:
         lease_s = 600.0
-    return now - instance.launched_at > lease_s
+    age_s = now - instance.launched_at
+    # Launched in the future: this machine's clock is wrong, and only the owner's death counts.
+    return not instance.is_billed or age_s > lease_s or age_s < -60

@@ -155,6 +155,10 @@ class Cloud(Protocol):
         """Remove what `prepare` made for these tags, when the machines are gone; what could not be removed yet."""
         ...
 
+    def shared(self) -> list[dict[str, str]]:
+        """The tags of everything that `prepare` made and that is still there."""
+        ...
+
     def host_keys(self, instance_id: str) -> tuple[str, ...]:
         """Public host keys ("ssh-ed25519 AAAA...") that the provider vouches for; () where it knows none yet."""
         ...

@@ -49,6 +49,8 @@ class FakeFaults:
 
     listing_s: float = 0.0
     """A new machine may be missing from `describe` for up to so long; at most `FakeCloud.settle_s`."""
+    stale_s: float = 0.0
+    """What `describe` shows may be so old."""
     boot_s: float = 20.0
     """From create to running."""
     ready_s: float = 10.0
@@ -71,7 +73,7 @@ class FakeFaults:
 
 @dataclass
 class FakeServer:
-    """A machine of the fake cloud: times are of its clock; None: not yet."""
+    """A machine of the fake cloud: times are of its clock, as `monotonic` has it; None: not yet."""
 
     id: str
     request: Request
@@ -89,7 +91,7 @@ class FakeServer:
     def state(self, now: float) -> Any:
         if self.gone_at is not None and now >= self.gone_at:
             return "gone"
-        if self.terminated_at is not None:
+        if self.terminated_at is not None and now >= self.terminated_at:
             return "ending"
         return "running" if now >= self.running_at else "pending"
 
@@ -123,7 +125,7 @@ class FakeCloud:
         self.clock = clock
         self.faults = faults or FakeFaults()
         self.servers: dict[str, FakeServer] = {}
-        self.shared: dict[str, dict[str, str]] = {}
+        self.networks: dict[str, dict[str, str]] = {}
         """By journal id: what `prepare` made, with its tags."""
         self.calls: Counter[str] = Counter()
         self.account = account
@@ -168,7 +170,7 @@ class FakeCloud:
     def prepare(self, request: Request) -> None:
         self._enter("prepare")
         with self._lock:
-            self.shared[request.tags[JOURNAL_TAG]] = dict(request.shared_tags)
+            self.networks[request.tags[JOURNAL_TAG]] = dict(request.shared_tags)
 
     def create(self, request: Request) -> list[Instance]:
         is_carried_out, error = self._enter("create", may_lose=True)
@@ -185,8 +187,9 @@ class FakeCloud:
         with self._lock:
             self.settle()
             now = self.clock.monotonic()
+            stale_s = self._random.random() * self.faults.stale_s
             return [
-                self._shown(server)
+                self._shown(server, stale_s)
                 for server in self.servers.values()
                 if now >= server.listed_at and _matches(server.request.tags, tags)
             ]
@@ -215,8 +218,12 @@ class FakeCloud:
             now = self.clock.monotonic()
             if any(s.state(now) != "gone" and _matches(s.request.tags, tags) for s in self.servers.values()):
                 return [f"network of {tags[JOURNAL_TAG]}"]
-            self.shared.pop(tags[JOURNAL_TAG], None)
+            self.networks.pop(tags[JOURNAL_TAG], None)
             return []
+
+    def shared(self) -> list[dict[str, str]]:
+        self._enter("shared")
+        return [dict(tags) for tags in self.networks.values()]
 
     def host_keys(self, instance_id: str) -> tuple[str, ...]:
         return ()
@@ -288,7 +295,7 @@ class FakeCloud:
 
     def _refuse(self, request: Request) -> None:
         offer = request.offer
-        if request.tags[JOURNAL_TAG] not in self.shared:
+        if request.tags[JOURNAL_TAG] not in self.networks:
             raise ProviderError("fake: create: the network was not prepared")
         if (offer.instance_type, offer.zone, offer.is_spot) in self.faults.no_capacity:
             raise NoCapacity(f"no {offer.instance_type} in zone {offer.zone}")
@@ -301,7 +308,7 @@ class FakeCloud:
         server = FakeServer(
             id=f"fake-{len(self.servers)}",
             request=request,
-            launched_at=self.clock.time(),
+            launched_at=now,
             listed_at=now + self._random.random() * min(faults.listing_s, self.settle_s),
             running_at=running_at,
             ready_at=running_at + faults.ready_s if boots else None,
@@ -313,11 +320,11 @@ class FakeCloud:
         if server.terminated_at is None:
             server.terminated_at, server.gone_at, server.reason = at, at + self.faults.ending_s, reason
 
-    def _shown(self, server: FakeServer) -> Instance:
+    def _shown(self, server: FakeServer, stale_s: float = 0.0) -> Instance:
         number = int(server.id.removeprefix("fake-"))
         return Instance(
             id=server.id,
-            state=server.state(self.clock.monotonic()),
+            state=server.state(self.clock.monotonic() - stale_s),
             tags=dict(server.request.tags),
             private_ip=f"10.0.{number // 250}.{number % 250 + 1}",
             instance_type=server.request.offer.instance_type,

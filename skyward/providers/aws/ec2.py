@@ -94,6 +94,9 @@ class Ec2:
     def clean_up(self, tags: Mapping[str, str]) -> list[str]:
         return Network(self._clients, self._aws).clean_up(tags)
 
+    def shared(self) -> list[dict[str, str]]:
+        return Network(self._clients, self._aws).found()
+
     def host_keys(self, instance_id: str) -> tuple[str, ...]:
         try:
             with translated("GetConsoleOutput"):

@@ -195,6 +195,11 @@ class Network:
             left = left or [key["KeyName"] for key in self._keys(filters)] if keys else left
         return left
 
+    def found(self) -> list[dict[str, str]]:
+        """The tags of every pool's key pair: where there is one, there may be more."""
+        keys = self._keys([{"Name": "tag-key", "Values": [JOURNAL_TAG]}])
+        return [{tag["Key"]: tag["Value"] for tag in key.get("Tags", [])} for key in keys]
+
     def _keys(self, filters: Any) -> list[Any]:
         with translated("DescribeKeyPairs"):
             return list(self._api.ec2.describe_key_pairs(Filters=filters)["KeyPairs"])
