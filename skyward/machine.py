@@ -11,7 +11,7 @@ from .allocation import AllocationStrategy
 from .image import DEFAULT_IMAGE, Image
 from .topology import Peer
 
-__all__ = ["LogLine", "LogSink", "Machine", "Machines", "Offer", "PoolSpec"]
+__all__ = ["LogLine", "LogSink", "Machine", "Machines", "Offer", "PREEMPTED", "PoolSpec"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +82,21 @@ class Machine:
     handle: Any = field(default=None, compare=False, repr=False)
 
 
+PREEMPTED = "the provider took it back"
+
+
 class Machines(Protocol):
     """The source of machines, as far as an engine needs it."""
 
     def replace(self, node: int) -> Machine | None:
         """Another machine in the place of a lost one; None: there will be none. May block; may raise."""
+        ...
+
+    def why_gone(self, node: int) -> str | None:
+        """Of a node that does not answer: why its machine is certainly gone, `PREEMPTED` if it was taken back.
+
+        None: it may be there, and come back. May block for seconds; raises nothing.
+        """
         ...
 
 

@@ -515,6 +515,11 @@ class ComputePool:
         Keeper.of_this_process().forget(machine)
         return None
 
+    def why_gone(self, node: int) -> str | None:
+        """For the engine: whether the machine of a node that does not answer is certainly gone."""
+        machine = self._machines.get(node)
+        return None if self._rented is None or machine is None else self._rented.why_gone(machine)
+
     def _warn_unused(self) -> None:
         unused = self._spec.image.unused_fields(self.provider.acts_on_image)
         if unused:

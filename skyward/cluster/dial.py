@@ -12,7 +12,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,8 +195,13 @@ class Dialler:
         self._is_known = True
         return ends, facts
 
-    def dial_until(self, deadline: float, times: LinkTimes) -> tuple[Ends, dict[str, Any]]:
-        """`dial` again and again, until `deadline` (monotonic). Raises as `dial` does, Unreachable also when closed."""
+    def dial_until(
+        self, deadline: float, times: LinkTimes, why_gone: Callable[[], str | None] = lambda: None
+    ) -> tuple[Ends, dict[str, Any]]:
+        """`dial` again and again, until `deadline` (monotonic). Raises as `dial` does, Unreachable also when closed.
+
+        `why_gone` is asked after each failure; Forgotten is raised with what it says.
+        """
         backoff_s = times.backoff_s
         while True:
             try:
@@ -204,6 +209,8 @@ class Dialler:
             except Unreachable:
                 if time.monotonic() + backoff_s >= deadline or self._closed.wait(backoff_s):
                     raise
+                if reason := why_gone():
+                    raise Forgotten(reason) from None
             backoff_s = min(2 * backoff_s, times.most_backoff_s)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from ..errors import InternalError, NodeError, PoolClosed, SkywardError, TaskTimeout
 from ..events import Emit, NodeReady, ignore
-from ..machine import LogSink, Machine, Machines
+from ..machine import PREEMPTED, LogSink, Machine, Machines
 from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
 from ..topology import AcceleratorInfo
 from ..wire import pull
@@ -86,6 +86,8 @@ class DirectEngine:
         self._tasks: dict[int, Task] = {}
         self._gangs = Gangs(self)
         self._losses: dict[int, Loss] = {}
+        self._taken_back: set[int] = set()
+        """Nodes whose provider took the machine back; until another stands in their place and is lost."""
         self._after: list[Callable[[], object]] = []
         self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
         self._abandoned: deque[int] = deque()
@@ -505,7 +507,7 @@ class DirectEngine:
     def _fail(self, task: Task, action: FailTask) -> None:
         loss = self._losses.pop(task.id, None)
         if loss is None:
-            loss = Loss(node=action.node or 0, started=action.started, is_node=True)
+            loss = self._node_loss(action.node or 0, started=action.started)
         self._forget(task)
         error = loss_error(loss, task.name, task.tail)
         if not task.is_cancelled:
@@ -901,7 +903,7 @@ class DirectEngine:
             ends.close()
         deadline = link.channel.heard_at + self._machines[link.node].lease_s + LINK_TIMES.margin_s
         try:
-            made, facts = link.dialler.dial_until(deadline, LINK_TIMES)
+            made, facts = link.dialler.dial_until(deadline, LINK_TIMES, lambda: self._why_gone(link.node))
         except (Forgotten, NodeError, InternalError) as error:
             self._node_gone(link, str(error))
             return
@@ -915,6 +917,9 @@ class DirectEngine:
             self._teller.link_restored(link.node)
             self._perform(self._scheduler.node_resumed(link.node))
         self._wake()
+
+    def _why_gone(self, node: int) -> str | None:
+        return None if self._source is None else self._source.why_gone(node)
 
     # Lost nodes -----------------------------------------------------------------------------------------------------
 
@@ -931,6 +936,9 @@ class DirectEngine:
             node = link.node
             if self._links.get(node) is link:
                 del self._links[node]
+            self._taken_back.discard(node)
+            if why == PREEMPTED:
+                self._taken_back.add(node)
             will_return = self._source is not None
             self._teller.node_lost(node, will_return=will_return, reason=why)
             for task in list(self._tasks.values()):
@@ -945,12 +953,12 @@ class DirectEngine:
         if isinstance(task, RankTask):
             if task.node == node:
                 self._forget(task)
-                loss = Loss(node=node, started=True, is_node=True)
+                loss = self._node_loss(node, started=True)
                 self._after.append(lambda: task.on_lost(loss))
             return
         if self._scheduler.node_of(task.id) != node:
             return
-        loss = Loss(node=node, started=None, is_node=True)
+        loss = self._node_loss(node, started=None)
         if task.is_cancelled or task.handles_loss or not task.may_move:
             self._forget(task)
             self._scheduler.drop(task.id)
@@ -961,6 +969,9 @@ class DirectEngine:
                 self._after.append(lambda: task.on_failed(error))
         else:
             self._losses[task.id] = loss
+
+    def _node_loss(self, node: int, *, started: bool | None) -> Loss:
+        return Loss(node=node, started=started, is_node=True, is_preempted=node in self._taken_back)
 
     def _replace(self, node: int) -> None:
         """In a thread of its own: get another machine, or give up on the node."""

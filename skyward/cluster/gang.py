@@ -116,7 +116,7 @@ class Gang:
             return True
         _, came = self.cause()
         name = class_name(came)
-        is_wanted = name in ("SlotLost", "NodeLost")
+        is_wanted = name in ("SlotLost", "NodeLost", "Preempted")
         if self.retries_left > 0 and not is_wanted and self.options.retry_on:  # only then is it unpickled here
             is_wanted = isinstance(_exception(came), self.options.retry_on)
         if self.retries_left > 0 and is_wanted:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..calls import CallOptions
-from ..errors import NodeError, NodeLost, SlotLost
+from ..errors import NodeError, NodeLost, Preempted, SlotLost
 from ..wire.blobs import Blob
 from ..wire.failures import Failure, decode_failure
 from ..wire.layout import Parsed
@@ -81,6 +81,8 @@ class Loss:
     started: bool | None = None
     index: int | None = None
     is_node: bool = False
+    is_preempted: bool = False
+    """Of a node: its provider took the machine back."""
     at: float = 0.0
     """When it crashed, or else when the node saw that it was gone, by the node's clock, in seconds since the epoch; 0:
     the node is gone itself."""
@@ -331,8 +333,9 @@ def loss_error(loss: Loss, name: str, tail: Iterable[str] = (), *, again: str = 
 def _loss_error(loss: Loss, name: str, again: str) -> NodeError:
     if loss.is_node:
         state = {True: "had begun", False: "had not begun", None: "had been sent; whether it had begun is not known"}
-        return NodeLost(
-            f"node {loss.node} was lost; the call {name!r} {state[loss.started]}. "
+        kind, what = (Preempted, "taken back by its provider") if loss.is_preempted else (NodeLost, "lost")
+        return kind(
+            f"node {loss.node} was {what}; the call {name!r} {state[loss.started]}. "
             f"Give the call {again} (or more) if it may be run again",
             node=loss.node,
             started=loss.started,

@@ -65,6 +65,10 @@ class RentedProvider(Provider, Protocol):
         """For so long at most machines cost money after `terminate` was called."""
         ...
 
+    def why_gone(self, machine: Machine) -> str | None:
+        """Why it is certainly gone, PREEMPTED if it was taken back; None: it may be there. Raises nothing."""
+        ...
+
     def reaper(self, pool: str) -> tuple[str, ...]:
         """A command of this machine that ends all that was rented for the pool, from any process of this user."""
         ...

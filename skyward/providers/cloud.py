@@ -18,7 +18,7 @@ from ..errors import ForeignState, NoCapacity, OutcomeUnknown, ProviderError, Qu
 from ..events import Emit, InstanceLaunched, InstanceTerminated, PhaseEnded, PhaseFailed, PhaseStarted, ignore
 from ..image import Image
 from ..journal import Attempt, Journal, Owner
-from ..machine import Machine, Offer, PoolSpec
+from ..machine import PREEMPTED, Machine, Offer, PoolSpec
 from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
 from .ending import Ending, shielded
@@ -110,6 +110,17 @@ class CloudProvider(abc.ABC):
 
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[ApiCall]:
         return self.cloud().plan(self._request(spec, offer, pool, spec.nodes, token="<attempt>", tags={}))
+
+    def why_gone(self, machine: Machine) -> str | None:
+        rental: Rental = machine.handle
+        try:
+            listed = self.cloud().describe({JOURNAL_TAG: rental.journal.id})
+        except ProviderError:  # it is asked again
+            return None
+        found = [i for i in listed if i.id == rental.instance and not i.is_billed]
+        if not found:
+            return None
+        return PREEMPTED if found[0].reason == "spot" else found[0].reason or "it has ended"
 
     def reaper(self, pool: str) -> tuple[str, ...]:
         """The command that ends all that was rented for the pool, from any process of this user."""

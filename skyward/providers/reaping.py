@@ -202,9 +202,9 @@ def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive) -> list[str]:
     now = provider.clock.time()
     kept = {i.tags[JOURNAL_TAG] for i in instances if not _is_over(i, now)}
     tags_of: dict[str, Mapping[str, str]] = {i.tags[JOURNAL_TAG]: i.tags for i in instances}
-    for tags in _patiently(provider, cloud.shared):
-        if tags.get(JOURNAL_TAG, "") not in recorded:
-            tags_of.setdefault(tags[JOURNAL_TAG], tags)
+    for shared in _patiently(provider, cloud.shared):
+        if shared[JOURNAL_TAG] not in recorded:
+            tags_of.setdefault(shared[JOURNAL_TAG], shared)
     ended: list[str] = []
     for identifier, tags in tags_of.items():
         owner = Owner.from_tag(tags.get(OWNER_TAG, ""))

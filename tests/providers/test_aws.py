@@ -300,3 +300,12 @@ def test_host_keys_are_read_from_the_console() -> None:
     assert _host_keys(console) == ("ssh-ed25519 AAAAC3", "ecdsa-sha2-nistp256 AAAAE2")
     assert _host_keys(console[:60]) == ()
     assert _host_keys("") == ()
+
+
+def test_a_machine_that_was_taken_back_is_told_from_one_that_is_cut_off(provider: MotoAWS, ec2: Any) -> None:
+    machines = launched(provider, PoolSpec(nodes=2, allocation="on-demand"))
+    assert provider.why_gone(machines[0]) is None
+    ec2.terminate_instances(InstanceIds=[machines[0].handle.instance])
+    assert "User initiated" in str(provider.why_gone(machines[0]))
+    assert provider.why_gone(machines[1]) is None
+    provider.terminate(machines)
