@@ -25,9 +25,10 @@ from typing import Any
 
 from .errors import UsageError
 
-__all__ = ["Attempt", "Journal", "Owner", "journals", "state_folder"]
+__all__ = ["Attempt", "Journal", "Owner", "journals", "recently_ended", "state_folder"]
 
 _FILE = "journal.jsonl"
+_ENDED_S = 600.0
 
 
 def state_folder() -> str:
@@ -108,6 +109,8 @@ class Journal:
     at: float
     attempts: dict[str, Attempt] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
+    asked: dict[str, float] = field(default_factory=dict)
+    """By id: when its end was last asked for, by the provider's clock."""
     is_closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -193,16 +196,22 @@ class Journal:
         with self._lock:
             self._record({"what": "created", "token": token, "ids": ids})
 
+    def asking(self, ids: list[str], *, at: float) -> None:
+        """Their end will now be asked for: whoever goes on after this process need not ask again at once."""
+        with self._lock:
+            self._record({"what": "asking", "ids": ids, "at": at})
+
     def ended(self, ids: list[str]) -> None:
         """The provider says that these are gone."""
         with self._lock:
             if ids:
                 self._record({"what": "gone", "ids": ids})
 
-    def close(self) -> None:
-        """Everything is gone: the folder goes too, with the key in it."""
+    def close(self, *, at: float | None = None) -> None:
+        """Everything is gone: the folder goes too, with the key in it. `at`: now, by the provider's clock."""
         with self._lock:
             if not self.is_closed:
+                _remember_ended(self.id, time.time() if at is None else at)
                 self._record({"what": "closed"})
                 shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -237,6 +246,7 @@ class Journal:
                 now = Journal.read(self.folder)
                 if now is not None:
                     self.attempts, self.gone, self.is_closed = now.attempts, now.gone, now.is_closed
+                    self.asked = now.asked
             yield now is not None and not now.is_closed
         finally:
             os.close(fd)
@@ -285,6 +295,8 @@ class Journal:
             old = self.attempts[record["token"]]
             ids = tuple(record["ids"])
             self.attempts[old.token] = Attempt(token=old.token, at=old.at, offer=old.offer, nodes=old.nodes, ids=ids)
+        elif what == "asking":
+            self.asked.update(dict.fromkeys(record["ids"], record["at"]))
         elif what == "gone":
             self.gone.update(record["ids"])
         elif what == "closed":
@@ -300,6 +312,36 @@ def journals(pool: str | None = None) -> list[Journal]:
     found = [Journal.read(os.path.join(_pools(), name)) for name in names]
     open_ones = [j for j in found if j is not None and not j.is_closed and pool in (None, j.pool)]
     return sorted(open_ones, key=lambda journal: journal.at)
+
+
+def recently_ended(now: float) -> set[str]:
+    """The ids of journals that were closed in the last minutes: a cloud may still show their machines as running."""
+    found: set[str] = set()
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(_ended()):
+            path = os.path.join(_ended(), name)
+            try:
+                with open(path, encoding="ascii") as file:
+                    at = float(file.read())
+            except (OSError, ValueError):  # being written, or removed, by another process
+                continue
+            if abs(now - at) <= _ENDED_S:
+                found.add(name)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+    return found
+
+
+def _remember_ended(identifier: str, at: float) -> None:
+    with contextlib.suppress(OSError):  # it only saves a second look
+        os.makedirs(_ended(), mode=0o700, exist_ok=True)
+        with open(os.path.join(_ended(), identifier), "w", encoding="ascii") as file:
+            file.write(str(at))
+
+
+def _ended() -> str:
+    return os.path.join(state_folder(), "ended")
 
 
 def _pools() -> str:

@@ -48,6 +48,7 @@ class Ending:
     limit_s: float = END_LIMIT_S
     _seen: set[str] = field(default_factory=set)
     _asked: dict[str, float] = field(default_factory=dict)
+    _inherited: dict[str, float] = field(default_factory=dict)
     _refusal: str = ""
 
     def run(self) -> bool:
@@ -58,6 +59,7 @@ class Ending:
         """
         began = self.clock.monotonic()
         pause_s = _FIRST_LOOK_S
+        self._inherited = dict(self.journal.asked)
         while True:
             now = self.clock.monotonic()
             listed = self._listed(began)
@@ -88,7 +90,7 @@ class Ending:
         while True:
             left = self._patient(lambda: self.cloud.clean_up(tags))
             if not left:
-                self.journal.close()
+                self.journal.close(at=self.clock.time())
                 return
             if self.clock.monotonic() > deadline:
                 self._fail(left)
@@ -123,12 +125,17 @@ class Ending:
             self.on_gone(i)
 
     def _end(self, billed: list[str], now: float) -> None:
-        due = [i for i in billed if now - self._asked.get(i, float("-inf")) >= _ASK_AGAIN_S]
+        due = [i for i in billed if now - self._asked.get(i, float("-inf")) >= _ASK_AGAIN_S and not self._was_asked(i)]
         if not due:
             return
+        self.journal.asking(due, at=self.clock.time())
         if not self._ask(due, now) and len(due) > 1:
             for i in due:  # one that cannot be ended yet must not keep the others alive
                 self._ask([i], now)
+
+    def _was_asked(self, i: str) -> bool:
+        """By a process before this one, a moment ago: what is listed may be older than that."""
+        return i not in self._asked and 0 <= self.clock.time() - self._inherited.get(i, -1e18) < _ASK_AGAIN_S
 
     def _ask(self, ids: list[str], now: float) -> bool:
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from ..errors import OutcomeUnknown, ProviderError, SkywardError, Throttled
-from ..journal import Journal, Owner, journals
+from ..journal import Journal, Owner, journals, recently_ended
 from . import load
 from .clock import patiently
 from .cloud import CloudProvider, foreign
@@ -197,7 +197,7 @@ def _reap(journal: Journal, provider: CloudProvider) -> list[str]:
 def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive) -> list[str]:
     """Machines whose journal is lost, and what they shared: the tags say whose they were."""
     cloud = provider.cloud()
-    recorded = {journal.id for journal in journals()}
+    recorded = {journal.id for journal in journals()} | recently_ended(provider.clock.time())
     instances = [i for i in _described(provider) if i.tags[JOURNAL_TAG] not in recorded and i.state != "gone"]
     now = provider.clock.time()
     kept = {i.tags[JOURNAL_TAG] for i in instances if not _is_over(i, now)}
