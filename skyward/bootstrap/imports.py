@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from types import CodeType, FunctionType, ModuleType
 
 from ..calls import ComputeFunction
 from .code import Code
+from .roots import is_installed
 
 __all__ = ["imported_there", "left_behind"]
 
@@ -40,14 +40,17 @@ def imported_there(code: Code, modules: Mapping[str, object]) -> dict[str, str]:
 def left_behind(code: Code, modules: Mapping[str, object]) -> dict[str, str]:
     """Modules of the program's functions that are neither installed nor travel, each with one of its functions."""
     local = _Local(code)
-    installed = {*importlib.metadata.packages_distributions(), *sys.stdlib_module_names, "__main__"}
-    return {
-        function.__module__: function.__name__
-        for function in _functions(modules, local)
-        if function.__module__.partition(".")[0] not in installed
-        and "<" not in getattr(function, "__qualname__", "<")  # a lambda or nested one travels by value
-        and not local.files_of(function.__module__)
-    }
+    behind: dict[str, str] = {}
+    for function in _functions(modules, local):
+        module = modules.get(function.__module__)
+        file = getattr(module, "__file__", None)
+        # A lambda or a nested function travels by value, and so does what the main module has.
+        by_value = function.__module__ == "__main__" or "<" in getattr(function, "__qualname__", "<")
+        if by_value or not isinstance(file, str) or is_installed(os.path.dirname(os.path.realpath(file))):
+            continue
+        if not local.files_of(function.__module__):
+            behind[function.__module__] = function.__name__
+    return behind
 
 
 def _functions(modules: Mapping[str, object], local: _Local) -> Iterator[ComputeFunction[..., object]]:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Root", "local_roots"]
+__all__ = ["Root", "is_installed", "local_roots"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +34,17 @@ def local_roots(path: Iterable[str], cwd: str, modules: Mapping[str, object]) ->
     roots: dict[str, Root] = {}
     for entry in path:
         folder = os.path.realpath(os.path.join(cwd, entry))
-        if os.path.isdir(folder) and folder not in roots and not _is_installed(folder):
+        if os.path.isdir(folder) and folder not in roots and not is_installed(folder):
             roots[folder] = Root(folder=folder, only=_loaded_from(folder, modules) if _is_broad(folder) else None)
     for name, where in _editable(modules).items():
         folder, top = os.path.dirname(os.path.realpath(where)), name.partition(".")[0]
-        if folder not in roots and not _is_installed(folder):
+        if folder not in roots and not is_installed(folder):
             roots[folder] = Root(folder=folder, only=frozenset({top}))
     return list(roots.values())
 
 
-def _is_installed(folder: str) -> bool:
+def is_installed(folder: str) -> bool:
+    """Whether what lies there is Python's own, or was installed from an index. `folder` has no links in it."""
     parts = folder.split(os.sep)
     if "site-packages" in parts or "dist-packages" in parts:
         return True
