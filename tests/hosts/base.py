@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["CACHE", "USERS", "base", "made_once", "missing"]
+__all__ = ["CACHE", "USERS", "base", "clock_library", "made_once", "missing"]
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyward-tests"
 
-# What the machine of a user has, and no more: no pip, no venv, no compiler. faketime sets a host's clock wrong.
+# What the machine of a user has, and no more: no pip, no venv, no compiler.
 PACKAGES = (
     "ca-certificates",
     "curl",
     "dbus",
-    "faketime",
     "iproute2",
     "openssh-server",
     "procps",
@@ -53,6 +52,7 @@ systemctl mask -q systemd-networkd.service systemd-resolved.service apt-daily.ti
 _NEEDED = (
     ("mmdebstrap", "mmdebstrap"),
     ("systemd-nspawn", "systemd-container"),
+    ("cc", "gcc"),
     ("ip", "iproute2"),
     ("nft", "nftables"),
     ("ssh", "openssh-client"),
@@ -75,6 +75,19 @@ def base() -> Path:
     """
     recipe = "\n".join([platform.machine(), *_mirrors(), *PACKAGES, _PREPARE])
     return made_once(f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}", _make)
+
+
+def clock_library() -> Path:
+    """The library that makes a host's clock wrong, compiled if need be."""
+    source = Path(__file__).parent / "clock.c"
+    digest = hashlib.sha256(source.read_bytes() + platform.machine().encode()).hexdigest()[:16]
+
+    def make(target: Path) -> None:
+        # What it needs of the C library is found when it is loaded: no headers nor libraries here.
+        options = ["-O2", "-Wall", "-Werror", "-ffreestanding", "-fPIC", "-shared", "-nostdlib"]
+        subprocess.run(["cc", *options, "-o", target / "clock.so", source], check=True)
+
+    return made_once(f"clock-{digest}", make) / "clock.so"
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:

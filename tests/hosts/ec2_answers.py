@@ -20,7 +20,7 @@ ON_DEMAND_USD = {
     "g4dn.xlarge": 0.526, "g5.xlarge": 1.006, "g5.2xlarge": 1.212, "g5.12xlarge": 5.672, "g6.xlarge": 0.8048,
     "p3.2xlarge": 3.06, "p4d.24xlarge": 21.957, "p5.48xlarge": 55.04, "trn1.2xlarge": 1.34375,
 }  # fmt: skip
-"""USD per hour. Plausible, and small enough to read; the types that it lacks have no price."""
+"""USD per hour. Plausible, and few enough to read: there are no other instance types."""
 _SPOT_SHARE = 0.3
 _NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 

@@ -33,6 +33,7 @@ from tests.hosts.host import Host
 __all__ = ["Machines", "describe"]
 
 _CODES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
+_TERMINATE = Instance.terminate
 _LOOK_S = 0.1
 _REBOOT = 133  # how systemd-nspawn ends when the system inside wants to boot again
 _USER_DATA_UNIT = """[Unit]
@@ -62,6 +63,7 @@ class _Machine:
         self.metadata: Metadata | None = None
         self.changed = threading.Condition()
         self.wanted = "running"
+        self.is_given_back = False
         self.group_ids = {group.id for group in _groups(instance)}
         self.listed_at = time.monotonic() + settings.list_after_s
 
@@ -262,6 +264,8 @@ class Machines:
             self._quiet(machine)
             if machine.host is not None:
                 machine.host.destroy()
+            if not machine.is_given_back:  # it ended by itself
+                self._give_back(machine)
             time.sleep(max(0.0, machine.settings.shutdown_s - (time.monotonic() - begun)))
         finally:
             with machine.changed:
@@ -302,9 +306,14 @@ class Machines:
 
         _set(InstanceBackend, run_instances=run_instances)
 
-    def _install_ending(self) -> None:
-        terminated = Instance.terminate
+    def _give_back(self, machine: _Machine) -> None:
+        """Its disks and network interfaces: all that moto does when one is terminated."""
+        machine.is_given_back = True
+        reason = machine.instance.state_reason
+        _TERMINATE(machine.instance)
+        machine.instance.state_reason = reason
 
+    def _install_ending(self) -> None:
         def terminate(instance: Instance) -> InstanceState:
             """moto's are gone at once."""
             before = instance._state
@@ -316,9 +325,7 @@ class Machines:
                     "IncorrectInstanceState",
                     f"The instance '{instance.id}' is not in a state from which it can be terminated.",
                 )
-            reason = instance.state_reason
-            terminated(instance)
-            instance.state_reason = reason
+            self._give_back(machine)
             machine.enter("shutting-down")
             machine.want(
                 "terminated", "Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated shutdown"

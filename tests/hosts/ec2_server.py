@@ -14,14 +14,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
 from tests.hosts.bed import Bed
-from tests.hosts.ec2_answers import Answers, Refused
+from tests.hosts.ec2_answers import ON_DEMAND_USD, Answers, Refused
 from tests.hosts.ec2_images import write_images
 from tests.hosts.ec2_settings import Fault, Settings
 
@@ -62,6 +62,7 @@ class Application:
         from tests.hosts.ec2_machines import Machines
 
         self.settings = Settings()
+        _keep_types(ON_DEMAND_USD)
         self.machines = Machines(bed, self.settings)
         self.machines.install()
         self.answers = Answers(self.machines.of_placement_group)
@@ -193,6 +194,18 @@ class Application:
         for backend in list(ec2_backends[_ACCOUNT].values()):
             backend.reset()
         reset_model_data()
+
+
+def _keep_types(names: Collection[str]) -> None:
+    """Of the 1,400 instance types that moto describes only these: reading all takes a client 3 s, in each test."""
+    from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES, InstanceTypeBackend
+
+    for name in set(INSTANCE_TYPES) - set(names):
+        del INSTANCE_TYPES[name]
+    InstanceTypeBackend.instance_types = [kept for kept in InstanceTypeBackend.instance_types if kept.name in names]
+    for by_region in INSTANCE_TYPE_OFFERINGS.values():
+        for offerings in by_region.values():
+            offerings[:] = [offering for offering in offerings if offering["InstanceType"] in names]
 
 
 def _facts(form: dict[str, str], region: str) -> dict[str, str]:

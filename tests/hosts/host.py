@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tests.hosts.base import USERS, base
+from tests.hosts.base import USERS, base, clock_library
 from tests.hosts.bed import Bed, ip, pids_in, run, started
 from tests.waiting import until
 
@@ -317,13 +317,14 @@ class Host:
     def set_clock(self, offset_s: float) -> None:
         """Make the time of day wrong by so much, in ssh sessions that begin from now on and what they start.
 
-        By libfaketime, in programs that are linked dynamically; the kernel has one clock for all. 0 puts it right.
-        The monotonic clock stays as it is.
+        For programs that are linked dynamically; the kernel has one clock for all, and stamps files by it. The
+        monotonic clock stays as it is. 0 puts it right.
         """
-        # Not /etc/ld.so.preload: sshd's sandbox kills a process of its own that does what the library does.
-        library = next(self._root.glob("usr/lib/*/faketime/libfaketime.so.1")).relative_to(self._root)
-        lines = [f"LD_PRELOAD=/{library}", f"FAKETIME={offset_s:+.0f}", "FAKETIME_DONT_FAKE_MONOTONIC=1"]
-        self.write("/etc/environment", "".join(f"{line}\n" for line in lines) if offset_s else "")
+        # Not in /etc/ld.so.preload, where sshd's sandbox would meet it: PAM reads this for each session.
+        library = self.path("/usr/local/lib/clock.so")
+        shutil.copy(clock_library(), library)
+        lines = f"LD_PRELOAD=/usr/local/lib/{library.name}\nSKYWARD_TESTS_CLOCK_S={offset_s:.0f}\n"
+        self.write("/etc/environment", lines if offset_s else "")
 
     # How it is made.
 

@@ -182,11 +182,14 @@ def test_a_disk_has_the_size_it_was_made_with(new_host: NewHost) -> None:
 
 def test_a_wrong_clock_is_seen_by_what_starts_there(new_host: NewHost) -> None:
     host = new_host()
-    clock = 'python3 -c "import time; print(time.time())"'
+    clock = 'python3 -c "import time; a = time.monotonic(); time.sleep(0.1); print(time.time(), time.monotonic() - a)"'
     host.set_clock(-400 * 86400)
-    assert time.time() - float(host.ssh(clock).stdout) > 399 * 86400
+    now, slept = (float(word) for word in host.ssh(clock).stdout.split())
+    assert 399 * 86400 < time.time() - now < 401 * 86400
+    assert 0.09 < slept < 10, "the other clocks are right"
+    assert abs(time.time() - int(host.ssh("date +%s").stdout) - 400 * 86400) < 60
     host.set_clock(0)
-    assert abs(time.time() - float(host.ssh(clock).stdout)) < 60
+    assert abs(time.time() - int(host.ssh("date +%s").stdout)) < 60
 
 
 def test_a_host_that_hides_is_reached_through_another(pair: list[Host], new_host: NewHost) -> None:
