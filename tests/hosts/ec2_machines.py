@@ -42,6 +42,7 @@ After=network.target dbus.service
 ConditionPathExists=!/var/lib/cloud/instance/boot-finished
 [Service]
 Type=oneshot
+RemainAfterExit=yes
 ExecStart=/var/lib/cloud/instance/scripts/part-001
 ExecStartPost=/usr/bin/touch /var/lib/cloud/instance/boot-finished
 KillMode=process

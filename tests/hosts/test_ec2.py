@@ -85,6 +85,10 @@ def account(ec2: Ec2, tmp_path: Path) -> Account:
     return Account(ec2, tmp_path)
 
 
+def _unit(host: Host, name: str) -> str:
+    return host.run("systemctl", "is-active", name, check=False).stdout.strip()
+
+
 def test_instances_boot_run_their_user_data_and_end(
     account: Account, ec2: Ec2, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,8 +102,9 @@ def test_instances_boot_run_their_user_data_and_end(
         seen = account.describe(instance)
         assert seen["PublicIpAddress"] == seen["PrivateIpAddress"] == host.address
         assert account.ssh(host, "whoami; sudo whoami").stdout == "ubuntu\nroot\n"
-        until(lambda host=host: host.path("/root/ran").exists())  # type: ignore[misc]
-        until(lambda host=host: host.read("/root/ran") == f"root\n{host.name}\n")  # type: ignore[misc]
+        until(lambda host=host: _unit(host, "cloud-final") == "active", within_s=60)  # type: ignore[misc]
+        assert host.path("/root/ran").exists(), host.run("systemctl", "status", "cloud-final", check=False).stdout
+        assert host.read("/root/ran") == f"root\n{host.name}\n"
     account.api.terminate_instances(InstanceIds=instances)
     until(lambda: {account.state(instance) for instance in instances} == {"terminated"})
     assert not any(pids_in(host.machine) for host in hosts)
