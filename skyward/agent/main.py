@@ -40,8 +40,9 @@ def main() -> int:
         if isinstance(error, BrokenPipeError):
             return 1  # nobody is left to hear that we are ready
         if isinstance(error, OSError):
+            why = error.strerror or error  # "AF_UNIX path too long" has no number
             sys.stderr.write(
-                f"skyward: node {config.node}: its folder {config.folder} cannot be made or written: {error.strerror}; "
+                f"skyward: node {config.node}: its folder {config.folder} cannot be made or written: {why}; "
                 "make room, or a folder there that this user may write\n"
             )
             return 1

@@ -104,7 +104,8 @@ def test_argv_is_a_channel_to_a_command(connection: Connection) -> None:
 
 def test_argv_passes_on_exit_code_and_standard_error(connection: Connection) -> None:
     done = subprocess.run(connection.argv("echo 'it''s' >&2; exit 7"), capture_output=True, timeout=20, check=False)
-    assert (done.returncode, done.stderr) == (7, b"its\n")
+    assert done.returncode == 7
+    assert done.stderr.endswith(b"its\n")  # behind what a log-in shell may print
 
 
 def test_killing_argv_ends_the_remote_commands_input(connection: Connection, tmp_path: Path) -> None:
