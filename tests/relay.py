@@ -10,11 +10,11 @@ nothing. It holds back each byte by the delay, in both directions.
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 
 _LIMIT = 4 << 20
 
@@ -44,34 +44,32 @@ def main(folder: str, delay: str, *command: str) -> int:
 
 
 def _pass_on(source: int, target: int, delay_s: float) -> None:
-    waiting: deque[tuple[float, bytes]] = deque()
-    changed = threading.Condition()
     if delay_s:
-        threading.Thread(target=_write_late, args=(target, waiting, changed), daemon=True).start()
-    while piece := _read(source):
-        if delay_s:
-            with changed:
-                changed.wait_for(lambda: sum(len(p) for _, p in waiting) < _LIMIT)
-                waiting.append((time.monotonic() + delay_s, piece))
-                changed.notify_all()
-        else:
+        _pass_on_late(source, target, delay_s)
+    else:
+        while piece := _read(source):
             _write(target, piece)
-    if delay_s:
-        with changed:
-            changed.wait_for(lambda: not waiting)
     os.close(target)
 
 
-def _write_late(target: int, waiting: deque[tuple[float, bytes]], changed: threading.Condition) -> None:
+def _pass_on_late(source: int, target: int, delay_s: float) -> None:
+    waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(_LIMIT // 1024)
+    writer = threading.Thread(target=_write_late, args=(target, waiting), daemon=True)
+    writer.start()
+    while piece := _read(source):
+        waiting.put((time.monotonic() + delay_s, piece))
+    waiting.put((time.monotonic() + delay_s, b""))
+    writer.join()
+
+
+def _write_late(target: int, waiting: queue.Queue[tuple[float, bytes]]) -> None:
     while True:
-        with changed:
-            changed.wait_for(lambda: waiting)
-            due, piece = waiting[0]
-        time.sleep(max(0.0, due - time.monotonic()))
+        due, piece = waiting.get()
+        if (wait_s := due - time.monotonic()) > 0:
+            time.sleep(wait_s)
+        if not piece:
+            return
         _write(target, piece)
-        with changed:
-            waiting.popleft()
-            changed.notify_all()
 
 
 def _read(source: int) -> bytes:
