@@ -167,14 +167,16 @@ class TestPool:
         assert cloud.servers == {}
 
     def test_it_is_closed_before_its_budget_is_spent_and_open_calls_say_why(self, cloud: FakeCloud) -> None:
-        pool = pool_on(cloud, budget_usd=6.0)
+        faults = FakeFaults(boot_s=2.0, ready_s=1.0, ending_s=6.0)  # so many seconds are kept for the end
+        cheaper = CloudByTheSecond(FastClock(), faults=faults, catalogue=[offer(360.0)])
+        pool = pool_on(cheaper, budget_usd=1.0)
         events = pool.events()
-        with pytest.raises(BudgetExceeded, match="budget_usd=6"), pool:
+        with pytest.raises(BudgetExceeded, match="budget_usd=1"), pool:
             sky.compute(nap)(60) >> pool
-        assert cloud.billed() == []
-        assert 3.0 < pool.cost_usd < 6.0
+        assert cheaper.billed() == []
+        assert 0.3 < pool.cost_usd < 1.0
         (warning,) = [event for event in events if isinstance(event, BudgetWarning)]
-        assert warning.budget_usd == 6.0
+        assert warning.budget_usd == 1.0
         with pytest.raises(BudgetExceeded):
             sky.compute(abs)(-1) >> pool
 
