@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import signal
 import time
 import uuid
@@ -27,7 +28,18 @@ from tests.hosts.index import PackageIndex
 from tests.hosts.meeting import Meeting
 from tests.waiting import until
 
-__all__ = ["EPSILON_S", "Ledger", "Place", "Role", "client_processes", "gang_of", "kill", "nothing_runs_on", "pids"]
+__all__ = [
+    "EPSILON_S",
+    "Ledger",
+    "Place",
+    "Role",
+    "client_processes",
+    "gang_of",
+    "kill",
+    "noted",
+    "nothing_runs_on",
+    "pids",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -139,6 +151,19 @@ class Place:
 def gang_of(function: Callable[P, T]) -> sky.ComputeFunction[P, T]:
     """A gang whose ranks need nothing but one another."""
     return sky.compute(integrate(function, Meeting()))
+
+
+def noted(path: str, seconds: float) -> sky.ComputeFunction[[int], int]:
+    """A call that enters its number in the ledger, takes so long, and gives the number back."""
+
+    @sky.compute
+    def call(number: int) -> int:
+        with open(path, "a") as file:
+            file.write(f"{number}\n")
+        select.select([], [], [], seconds)  # libfaketime breaks time.sleep, see Host.set_clock
+        return number
+
+    return call
 
 
 # Books --------------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NodeLost, SlotLost
-from tests.hosts.faults import Ledger, Place, Role, client_processes, gang_of, kill, pids
+from tests.hosts.faults import Ledger, Place, Role, client_processes, gang_of, kill, noted, pids
 from tests.waiting import until
 
 pytestmark = pytest.mark.hosts
@@ -25,17 +25,6 @@ NewLedger = Callable[[Place], Ledger]
 ON_THE_WAY: tuple[Role, ...] = ("stub", "sshd")
 """Their death is a link that broke: nothing may be lost by it."""
 OF_THE_NODE: tuple[Role, ...] = ("agent", "watchdog")
-
-
-def noted(path: str, seconds: float) -> sky.ComputeFunction[[int], int]:
-    @sky.compute
-    def call(number: int) -> int:
-        with open(path, "a") as file:
-            file.write(f"{number}\n")
-        time.sleep(seconds)
-        return number
-
-    return call
 
 
 @pytest.mark.parametrize("role", ["slot", "zygote", "agent", "watchdog", "stub", "sshd"])

@@ -1,0 +1,237 @@
+"""The client dies at any moment, with and without what watches over it: nothing of it stays anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.bed import ROOT
+from tests.hosts.faults import EPSILON_S, Place, client_processes, nothing_runs_on
+from tests.waiting import until
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(120)]
+
+Places = Callable[[int], Place]
+
+PERSIST_S = 20.0
+"""How long OpenSSH's master waits for the next user after the last."""
+
+PROGRAM = """
+import os, subprocess, sys, time
+import skyward as sky
+from tests.hosts.meeting import Meeting
+from skyward.integrations.base import integrate
+
+hosts, config, index, lease_s, what = sys.argv[1:]
+
+def say(text):
+    os.write(1, f"{text}\\n".encode())  # whole lines, from whichever thread
+
+def told(event):
+    say(f"{type(event).__name__} {getattr(event, 'phase', '')}")
+
+def hang():
+    # Out of the task's session, its group and its output: only its ancestors tell whose it is.
+    subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+    print("running", flush=True)
+    time.sleep(600)
+
+def slow(x):
+    if not x:
+        print("running", flush=True)
+    time.sleep(0.05)
+    return x
+
+def endless(_):
+    while True:
+        yield bytes(100_000)
+
+def deaf():
+    import signal
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    hang()
+
+if __name__ == "__main__":
+    with sky.ComputePool(
+        provider=sky.SSH(hosts=hosts.split(), config_file=config, lease_s=float(lease_s)),
+        nodes=2, image=sky.Image(pip_index_url=index), on_event=told, logs=lambda line: say(line.text.strip()),
+        cancel_grace_s=60,
+    ) as pool:
+        if what == "call":
+            sky.compute(hang)() @ pool
+        elif what == "map":
+            pool.map(slow, range(100_000))
+        elif what == "generator":
+            for number, _ in enumerate(sky.compute(endless)(0) >> pool):
+                if number == 20:
+                    say("running")
+        elif what == "gang":
+            sky.compute(integrate(hang, Meeting()))() @ pool
+        elif what == "closing":
+            future = sky.compute(deaf)() > pool
+            while not future.running():
+                time.sleep(0.01)
+            sky.compute(abs)(1) >> pool
+            say("running")
+        else:
+            say("running")
+            time.sleep(600)
+"""
+
+
+class Client:
+    """A program of its own that has a pool on hosts."""
+
+    def __init__(self, place: Place, folder: Path, what: str, *, lease_s: float) -> None:
+        script = folder / "client.py"
+        script.write_text(PROGRAM)
+        names = " ".join(host.name for host in place.hosts)
+        self.process = subprocess.Popen(
+            [sys.executable, script, names, place.bed.ssh_config, place.index.simple, str(lease_s), what],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+        )
+
+    def says(self, wanted: str) -> None:
+        """Wait for a line that begins so."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(wanted):
+                return
+        pytest.fail(f"it ended and never said {wanted!r}")
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def client_of(runtime: Path) -> Iterator[Callable[..., Client]]:
+    """`client_of(place, what, lease_s=...)` starts one."""
+    made: list[Client] = []
+
+    def give(place: Place, what: str, *, lease_s: float) -> Client:
+        made.append(Client(place, runtime, what, lease_s=lease_s))
+        return made[-1]
+
+    yield give
+    for client in made:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(client.process.pid, signal.SIGKILL)
+        client.process.wait()
+        assert client.process.stdout is not None
+        client.process.stdout.close()
+    for pid in [pid for pids in client_processes(runtime).values() for pid in pids]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+NewClient = Callable[..., Client]
+
+MOMENTS = {
+    "connecting": ("idle", "PhaseStarted connect"),
+    "connected": ("idle", "PhaseEnded connect"),
+    "probing": ("idle", "PhaseStarted probe"),
+    "bootstrapping": ("idle", "PhaseStarted code"),
+    "starting agents": ("idle", "PhaseStarted agent"),
+    "ready": ("idle", "NodeReady"),
+    "idle": ("idle", "running"),
+    "a call": ("call", "running"),
+    "a map": ("map", "running"),
+    "a generator": ("generator", "running"),
+    "a gang": ("gang", "running"),
+    "closing": ("closing", "running"),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_client_that_is_killed_leaves_nothing(
+    place: Places, client_of: NewClient, runtime: Path, moment: str
+) -> None:
+    here = place(2)
+    what, said = MOMENTS[moment]
+    client = client_of(here, what, lease_s=5.0)
+    client.says(said)
+    client.kill()
+    # The keeper ends what it knows of; a node that was not yet told to it has its lease.
+    nothing_runs_on(here.hosts, 5.0 + EPSILON_S)
+    until(lambda: not any(client_processes(runtime).values()), PERSIST_S + EPSILON_S)
+
+
+def test_a_client_that_is_killed_has_its_nodes_ended_long_before_their_lease(
+    place: Places, client_of: NewClient
+) -> None:
+    here = place(2)
+    client = client_of(here, "call", lease_s=600.0)
+    client.says("running")
+    client.kill()
+    nothing_runs_on(here.hosts)
+
+
+@pytest.mark.parametrize("what", ["call", "gang"])
+def test_nodes_end_by_their_lease_when_the_keeper_is_killed_too(
+    place: Places, client_of: NewClient, runtime: Path, what: str
+) -> None:
+    here = place(2)
+    client = client_of(here, what, lease_s=4.0)
+    client.says("running")
+    (keeper,) = client_processes(runtime)["keeper"]
+    os.kill(keeper, signal.SIGSTOP)  # else it would do its work in an instant
+    client.kill()
+    os.kill(keeper, signal.SIGKILL)
+    began = time.monotonic()
+    nothing_runs_on(here.hosts, 4.0 + EPSILON_S)
+    assert time.monotonic() - began > 1.0, "the lease cannot have ended them"
+
+
+def test_nodes_end_by_their_lease_when_the_client_is_killed_behind_a_cut_link(
+    place: Places, client_of: NewClient, runtime: Path
+) -> None:
+    here = place(2)
+    client = client_of(here, "call", lease_s=4.0)
+    client.says("running")
+    with here.hosts[0].link_cut():
+        client.kill()
+        nothing_runs_on(here.hosts, 4.0 + EPSILON_S)
+
+
+def test_everything_on_this_side_is_killed_at_once(place: Places, client_of: NewClient, runtime: Path) -> None:
+    here = place(2)
+    client = client_of(here, "map", lease_s=4.0)
+    client.says("running")
+    until(lambda: all(client_processes(runtime).values()))
+    for pid in [client.process.pid, *(pid for pids in client_processes(runtime).values() for pid in pids)]:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in [client.process.pid, *(pid for pids in client_processes(runtime).values() for pid in pids)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    nothing_runs_on(here.hosts, 4.0 + EPSILON_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize("moment", ["bootstrapping", "a call", "a gang"])
+def test_a_client_that_is_told_to_end_leaves_nothing(
+    place: Places, client_of: NewClient, runtime: Path, moment: str, number: signal.Signals
+) -> None:
+    here = place(2)
+    what, said = MOMENTS[moment]
+    client = client_of(here, what, lease_s=600.0)
+    client.says(said)
+    os.kill(client.process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        client.process.communicate(timeout=30)
+    assert client.process.poll() not in (None, 0)
+    nothing_runs_on(here.hosts)
