@@ -31,6 +31,8 @@ class Liveness:
     def __init__(self, times: LinkTimes = LINK_TIMES) -> None:
         self.times = times
         self._links: dict[NodeLink, _State] = {}
+        self.interval_s: float | None = None
+        """How often to call `check`; None: there is no remote link. It, and `is_due`, may be asked without the lock."""
         self._checked_at = 0.0
 
     def watch(self, link: NodeLink, lease_s: float, now: float) -> None:
@@ -38,14 +40,14 @@ class Liveness:
         dead_s = min(self.times.dead_s, lease_s / 2)
         self._links[link] = _State(min(self.times.ping_s, dead_s / 4), dead_s, now)
         link.channel.ping()
+        self._set_interval()
 
     def forget(self, link: NodeLink) -> None:
         self._links.pop(link, None)
+        self._set_interval()
 
-    @property
-    def interval_s(self) -> float | None:
-        """How often to call `check`; None: there is no remote link."""
-        return min((state.ping_s for state in self._links.values()), default=None)
+    def _set_interval(self) -> None:
+        self.interval_s = min((state.ping_s for state in self._links.values()), default=None)
 
     def is_due(self, now: float) -> bool:
         interval_s = self.interval_s
