@@ -24,6 +24,7 @@ from joblib.parallel import BACKENDS, get_active_backend
 
 import skyward as sky
 from skyward.errors import ArgumentNotPicklable, NoCapacity, ResultNotPicklable, SlotLost, UsageError
+from skyward.events import Emit
 from skyward.integrations.joblib import SkywardBackend, joblib_backend
 from skyward.integrations.pools import JoblibPool
 from skyward.machine import Machine, Offer, PoolSpec
@@ -616,7 +617,7 @@ class NoMachines:
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[Any]:
         return []
 
-    def launch(self, spec: PoolSpec, offer: Offer, pool: str, nodes: list[int]) -> list[Machine]:
+    def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         raise NoCapacity("none: nothing")
 
     def terminate(self, machines: list[Machine]) -> None:
