@@ -141,3 +141,32 @@ def test_a_pool_does_not_start_where_a_disk_is_full_and_says_so(place: Places, f
     assert any(word in str(caught.value).lower() for word in ("no space", "full", "free")), caught.value
     assert "node 0" in str(caught.value)
     nothing_runs_on([host])
+
+
+# Clocks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset_s", [-3600.0, 3600.0], ids=["slow", "fast"])
+def test_a_clock_that_is_an_hour_wrong_changes_nothing(place: Places, ledger_of: NewLedger, offset_s: float) -> None:
+    @sky.compute
+    def now() -> float:
+        return time.time()
+
+    here = place(1)
+    ledger = ledger_of(here)
+    (host,) = here.hosts
+    call = noted(ledger.path, 0.05)
+    host.set_clock(offset_s)
+    try:
+        with here.pool(lease_s=3.0, concurrency=2) as pool:
+            assert abs((now() >> pool) - time.time() - offset_s) < 600
+            agents = pool.agent_pids()
+            futures = {n: ledger.submit(call(n) > pool, n) for n in range(160)}  # four seconds: beyond the lease
+            until(lambda: len(ledger.ran()) >= 20)
+            host.set_clock(-offset_s)  # two hours, for what begins from now on: the next link
+            kill(host, "sshd")
+            assert ledger.settle(futures) == {}
+            assert set(ledger.ran().values()) == {1}
+            assert pool.agent_pids() == agents
+    finally:
+        host.set_clock(0.0)
