@@ -222,8 +222,15 @@ def test_everything_on_this_side_is_killed_at_once(place: Places, client_of: New
     nothing_runs_on(here.hosts, 4.0 + EPSILON_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
-@pytest.mark.parametrize("moment", ["bootstrapping", "a call", "a gang"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("bootstrapping", signal.SIGINT),
+        ("a call", signal.SIGTERM),
+        ("a gang", signal.SIGINT),
+        ("a gang", signal.SIGHUP),
+    ],
+)
 def test_a_client_that_is_told_to_end_leaves_nothing(
     place: Places, client_of: NewClient, runtime: Path, moment: str, number: signal.Signals
 ) -> None:
