@@ -21,6 +21,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import skyward as sky
 from skyward.errors import NodeError
 from skyward.integrations.base import integrate
+from skyward.ssh.connection import Transport
 from tests.hosts.bed import Bed
 from tests.hosts.host import Host, Process
 from tests.hosts.index import PackageIndex
@@ -105,7 +106,7 @@ def nothing_runs_on(hosts: Sequence[Host], within_s: float = EPSILON_S) -> None:
 
 
 def client_processes(folder: Path) -> dict[str, list[int]]:
-    """Of a client whose connections are in `folder` (its TMPDIR): ssh's masters, the data channels, the keepers."""
+    """Of a client whose connections are in `folder` (its TMPDIR): what holds connections, their users, and keepers."""
     found: dict[str, list[int]] = {"master": [], "channel": [], "keeper": []}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -115,6 +116,8 @@ def client_processes(folder: Path) -> dict[str, list[int]]:
                 continue
             if f"{folder}/skyward-ssh" in command and command.startswith("ssh"):
                 found["channel" if "ControlMaster=no" in command else "master"].append(int(name))
+            elif f"{folder}/skyward-ssh" in command and " skyward.ssh.pure" in command:
+                found["master" if "pure_process" in command else "channel"].append(int(name))
             elif "keeper_process" in command and f"TMPDIR={folder}".encode() in environment:
                 found["keeper"].append(int(name))
     return found
@@ -131,18 +134,21 @@ class Place:
     index: PackageIndex
     hosts: Sequence[Host]
 
-    def ssh(self, lease_s: float = 60.0) -> sky.SSH:
-        return sky.SSH(hosts=[host.name for host in self.hosts], config_file=str(self.bed.ssh_config), lease_s=lease_s)
+    def ssh(self, lease_s: float = 60.0, transport: Transport = "openssh") -> sky.SSH:
+        names = [host.name for host in self.hosts]
+        return sky.SSH(hosts=names, config_file=str(self.bed.ssh_config), lease_s=lease_s, transport=transport)
 
     @property
     def image(self) -> sky.Image:
         return sky.Image(pip_index_url=self.index.simple)
 
     @contextlib.contextmanager
-    def pool(self, *, lease_s: float = 60.0, **options: Any) -> Iterator[sky.ComputePool]:
+    def pool(
+        self, *, lease_s: float = 60.0, transport: Transport = "openssh", **options: Any
+    ) -> Iterator[sky.ComputePool]:
         """A pool on the hosts; when it is closed, nothing runs there any more."""
         options = {"nodes": len(self.hosts), "logs": False, **options}
-        with sky.ComputePool(provider=self.ssh(lease_s), image=self.image, **options) as pool:
+        with sky.ComputePool(provider=self.ssh(lease_s, transport), image=self.image, **options) as pool:
             yield pool
         nothing_runs_on([host for host in self.hosts if host.is_on])
 

@@ -143,11 +143,9 @@ NewClient = Callable[..., Client]
 
 MOMENTS = {
     "connecting": ("idle", "PhaseStarted connect"),
-    "connected": ("idle", "PhaseEnded connect"),
     "probing": ("idle", "PhaseStarted probe"),
     "bootstrapping": ("idle", "PhaseStarted code"),
     "starting agents": ("idle", "PhaseStarted agent"),
-    "ready": ("idle", "NodeReady"),
     "idle": ("idle", "running"),
     "a call": ("call", "running"),
     "a map": ("map", "running"),

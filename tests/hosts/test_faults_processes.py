@@ -14,6 +14,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NodeLost, SlotLost
+from skyward.ssh.connection import Transport
 from tests.hosts.faults import Ledger, Place, Role, client_processes, gang_of, kill, noted, pids
 from tests.waiting import until
 
@@ -98,7 +99,7 @@ def test_a_map_without_retries_names_what_it_lost(place: Places, ledger_of: NewL
         assert len(lost) <= 2, "of each slot the call that it had begun"
 
 
-@pytest.mark.parametrize("role", ["slot", "zygote", "agent", "watchdog", "stub", "sshd"])
+@pytest.mark.parametrize("role", ["slot", "agent", "stub"])
 def test_a_generator_goes_on_or_says_why_not(place: Places, role: Role) -> None:
     @sky.compute
     def doubled(items: Iterator[int]) -> Iterator[int]:
@@ -123,7 +124,7 @@ def test_a_generator_goes_on_or_says_why_not(place: Places, role: Role) -> None:
     assert got == [2 * n for n in range(len(got))]
 
 
-@pytest.mark.parametrize("role", ["slot", "zygote", "agent", "watchdog", "stub", "sshd"])
+@pytest.mark.parametrize("role", ["slot", "zygote", "agent", "sshd"])
 def test_a_gang_fails_as_one_or_goes_on(place: Places, ledger_of: NewLedger, role: Role) -> None:
     here = place(2)
     ledger = ledger_of(here)
@@ -165,14 +166,23 @@ def recovered(pool: sky.ComputePool) -> None:
 # Beside the client --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", ["master", "channel", "keeper"])
+@pytest.mark.parametrize(
+    ("transport", "which"),
+    [
+        ("openssh", "master"),
+        ("openssh", "channel"),
+        ("openssh", "keeper"),
+        ("paramiko", "master"),
+        ("paramiko", "channel"),
+    ],
+)
 def test_the_death_of_a_process_beside_the_client_loses_nothing(
-    place: Places, ledger_of: NewLedger, runtime: Path, which: str
+    place: Places, ledger_of: NewLedger, runtime: Path, transport: Transport, which: str
 ) -> None:
     here = place(1)
     ledger = ledger_of(here)
     call = noted(ledger.path, 0.02)
-    with here.pool(lease_s=3.0, concurrency=2) as pool:
+    with here.pool(lease_s=3.0, transport=transport, concurrency=2) as pool:
         agents = pool.agent_pids()
         futures = {n: ledger.submit(call(n) > pool, n) for n in range(400)}  # four seconds: longer than the lease
         until(lambda: len(ledger.ran()) >= 10)
