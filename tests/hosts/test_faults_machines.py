@@ -75,6 +75,7 @@ def test_a_gang_fails_as_one_when_a_host_loses_its_power(place: Places, ledger_o
         assert gang(0.0) @ pool == [None, None]
 
 
+@pytest.mark.slow
 def test_a_spare_host_takes_the_place_of_one_without_power(
     place: Places, ledger_of: NewLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
