@@ -100,17 +100,3 @@ def test_an_agent_outlives_the_log_in_where_logind_kills_what_is_left(bed: Bed, 
         assert "session" not in group
         assert sky.compute(lambda: 42)() >> pool == 42
     until(lambda: not [p for p in host.started_processes() if "skyward" in p.command], 10)
-
-
-def test_a_spare_host_takes_the_place_of_one_that_lost_its_power(
-    bed: Bed, new_host: NewHost, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 6.0)
-    first, spare = new_host(), new_host()
-    provider = sky.SSH(hosts=[first.name, spare.name], config_file=str(bed.ssh_config), lease_s=12)
-    name = sky.compute(lambda: __import__("socket").gethostname())
-    with sky.ComputePool(provider=provider, nodes=1, console=False) as pool:
-        assert name() >> pool == first.name
-        first.power_loss()
-        assert name.with_options(retries=3)() >> pool == spare.name
-    until(lambda: not spare.started_processes(), 10)
