@@ -79,10 +79,11 @@ class ComputePool:
     open in one cell, use in others).
 
     Args:
-        provider: where machines come from: `sky.Local()`.
+        provider: where machines come from: `sky.Local()`, `sky.SSH(hosts=[...])`, `sky.AWS(...)`.
         nodes: number of nodes, >= 1.
         concurrency: slots on each node, >= 1: so many plain calls run there at once.
-        accelerator: of each node: a name ("A100") or a value of `sky.accelerators`; None: none is asked for.
+        accelerator: of each node: a name ("A100") or a value of `sky.accelerators`; None: none is asked for. A name is
+            one device, with the largest memory that it is sold with; on rented machines both must be just these.
         vcpus, memory_gib, architecture: of each node, at least; None: whatever there is.
         allocation: "spot", "on-demand", "spot-if-available" or "cheapest".
         image: what is installed and set on the nodes.

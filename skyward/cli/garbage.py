@@ -28,7 +28,7 @@ examples:
   skyward gc --cache               environments that pools keep on your hosts for the next pool
   skyward gc --cache --host gpu1   on a host that skyward.toml does not name
 
-exit status: 0 nothing is left, 1 something may be; it is named
+exit status: 0 nothing is left (--dry-run: nothing went wrong), 1 something may be; it is named
 from Python: skyward.providers.local.collect_garbage() and skyward.providers.reaping.gc()
 """
 
@@ -37,16 +37,22 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subcommands.add_parser(
         "gc", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--provider", action="append", default=[], metavar="NAME", help="look there too")
+    parser.add_argument(
+        "--provider", action="append", default=[], metavar="NAME", help="look there too; aws: its default region"
+    )
     parser.add_argument("--local", action="store_true", help="only this machine; asks no provider")
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
-    parser.add_argument("--cache", action="store_true", help="what SSH hosts keep for the next pool, and nothing else")
+    parser.add_argument(
+        "--cache", action="store_true", help="only what this machine and SSH hosts keep for the next pool"
+    )
     parser.add_argument("--host", action="append", default=[], metavar="HOST", help="with --cache: there too")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, refuse=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.cache:
+        if arguments.dry_run or arguments.local:
+            arguments.refuse("--cache goes with --provider and --host only")
         from .caches import clear
 
         return clear(arguments.provider, arguments.host)

@@ -22,7 +22,7 @@ Lists what a provider has now for one node of what you ask, in the order in whic
 
 EPILOG = """\
 examples:
-  skyward offers --provider aws --accelerator A100
+  skyward offers --provider aws --accelerator A10G
   skyward offers --provider aws --region eu-central-1 --vcpus 8 --memory 32 --allocation on-demand
   skyward offers --pool train --json       for a pool of skyward.toml
 

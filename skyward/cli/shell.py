@@ -18,8 +18,9 @@ __all__ = ["add_to", "terminal_of"]
 HELP = "open a shell on a node, or run a command there"
 
 DESCRIPTION = """\
-Opens a shell on a node of an open pool, with the pool's own key and the host key that it has pinned; or runs a command
-there. The pool goes on, and what you start there is not its business.
+Opens a shell on a node of an open pool, or runs a command there, in the way that the pool does: on rented machines
+with the pool's own key and pinned host key, on your own as your ssh. The pool goes on, and what you start there is not
+its business.
 """
 
 EPILOG = """\

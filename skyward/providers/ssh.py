@@ -52,7 +52,8 @@ class SSH:
     """Machines of your own, reached by SSH: a pool of n nodes takes the first n hosts, the others are spare.
 
     They are never shut down. What a pool starts there ends with it; a cache of environments stays, so that the next
-    pool starts at once (`skyward gc --cache` clears it). Two pools, and two people, may use one host at a time.
+    pool starts at once (`skyward gc --cache --host HOST` clears it). Two pools, and two people, may use one host at a
+    time.
 
     Each host needs what `ssh <host>` needs: an sshd that lets you in without asking, Linux, a writable home. Nothing
     of ours listens on a network there.

@@ -1,4 +1,6 @@
-"""What a rented machine runs first when it boots: the watchdog of its lease. No secrets, no packages, no network.
+"""What a rented machine runs of ours first, at its first boot: the watchdog of its lease.
+
+It has no secrets and needs no packages and no network.
 
 A machine powers itself off when `/run/skyward/lease` was not touched for `lease_s` seconds; the provider made it so
 that to power off is to terminate. Whoever holds the lease touches the file: bring-up, then the agent. Time is that

@@ -43,8 +43,8 @@ class AWS(CloudProvider):
         region: such as "us-east-1".
         zones: availability zones that may be used; (): all. The nodes of a pool are always together in one.
         instance_types: that may be used; (): all that fit.
-        ami: the image to boot; None: the current one of `system`, with NVIDIA's driver or AWS Neuron where the
-            machine has such devices.
+        ami: the image to boot; None: the current one of `system`; Ubuntu's has NVIDIA's driver or AWS Neuron where the
+            machine has such devices, Debian's has neither.
         system: "ubuntu", of `ubuntu_version`, or "debian" (12).
         username: who logs in; None: that of the system ("ubuntu", "admin").
         subnet_id, vpc: where; None: the default VPC, and its subnet in the zone.
