@@ -73,7 +73,7 @@ demo: $(READY)
 
 test: lint
 	@$(SAY) "every test"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --durations=25 --durations-min=5 $(ARGS)
 
 test-fast: $(READY)
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
