@@ -9,6 +9,7 @@ the owner rented. The folder is removed when everything is known to be gone, nev
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -199,13 +200,13 @@ class Journal:
     def asking(self, ids: list[str], *, at: float) -> None:
         """Their end will now be asked for: whoever goes on after this process need not ask again at once."""
         with self._lock:
-            self._record({"what": "asking", "ids": ids, "at": at})
+            self._note({"what": "asking", "ids": ids, "at": at})
 
     def ended(self, ids: list[str]) -> None:
         """The provider says that these are gone."""
         with self._lock:
             if ids:
-                self._record({"what": "gone", "ids": ids})
+                self._note({"what": "gone", "ids": ids})
 
     def close(self, *, at: float | None = None) -> None:
         """Everything is gone: the folder goes too, with the key in it. `at`: now, by the provider's clock."""
@@ -249,6 +250,7 @@ class Journal:
                     self.asked = now.asked
             yield now is not None and not now.is_closed
         finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile holds the descriptor too
             os.close(fd)
 
     @property
@@ -275,11 +277,19 @@ class Journal:
         self._write(record)
         self._apply(record)
 
+    def _note(self, record: dict[str, Any]) -> None:
+        """A record that helps who comes next. Machines are ended even where the disk is full."""
+        with contextlib.suppress(OSError):
+            self._write(record)
+        self._apply(record)
+
     def _write(self, record: dict[str, Any]) -> None:
         fd = os.open(os.path.join(self.folder, _FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             # A newline first: behind half a record of one who was killed, this one is still a line of its own.
-            os.write(fd, b"\n" + json.dumps(record).encode())
+            line = b"\n" + json.dumps(record).encode()
+            if os.write(fd, line) < len(line):
+                raise OSError(errno.ENOSPC, "the disk is full", self.folder)
             os.fsync(fd)
         finally:
             os.close(fd)

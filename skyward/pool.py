@@ -498,8 +498,10 @@ class ComputePool:
         """For the engine: another machine in the place of one that was lost."""
         old = self._machines.get(node)
         if old is not None:
-            self.provider.terminate([old])
-            Keeper.of_this_process().forget(old)
+            try:
+                self.provider.terminate([old])
+            finally:  # or its lease would be renewed for ever
+                Keeper.of_this_process().forget(old)
         self._replacements += 1
         if self._engine is None or self._replacements > _MAX_REPLACEMENTS:
             return None
@@ -512,8 +514,10 @@ class ComputePool:
                     self._presence.tell_nodes(self._machines.values())
                 return machine
         ask_to_end([machine], _ASK_S)  # the pool was closed meanwhile
-        self.provider.terminate([machine])
-        Keeper.of_this_process().forget(machine)
+        try:
+            self.provider.terminate([machine])
+        finally:
+            Keeper.of_this_process().forget(machine)
         return None
 
     def why_gone(self, node: int) -> str | None:

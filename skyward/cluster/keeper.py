@@ -91,6 +91,7 @@ class Keeper:
             "argv": list(argv),
             "log_path": log_path,
             "cwd": _working_folder(),
+            "env": dict(os.environ),  # of now: the keeper may be older than what names the account
             "limit_s": limit_s,
         }
         with self._lock:

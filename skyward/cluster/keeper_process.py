@@ -38,6 +38,7 @@ class _Guarded:
     argv: list[str]
     log_path: str
     cwd: str
+    env: dict[str, str]
     limit_s: float
 
 
@@ -100,7 +101,7 @@ class _Keeper:
                     node.close()
             case "guard":
                 self._guarded[order["name"]] = _Guarded(
-                    order["argv"], order["log_path"], order["cwd"], order["limit_s"]
+                    order["argv"], order["log_path"], order["cwd"], order["env"], order["limit_s"]
                 )
             case "release":
                 self._guarded.pop(order["name"], None)
@@ -169,7 +170,13 @@ def _start(guarded: _Guarded) -> subprocess.Popen[bytes] | None:
     try:
         cwd = guarded.cwd if os.path.isdir(guarded.cwd) else "/"
         return subprocess.Popen(
-            guarded.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, start_new_session=True
+            guarded.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=cwd,
+            env=guarded.env,
+            start_new_session=True,
         )
     except OSError as error:
         os.write(log, f"skyward: {guarded.argv[0]} cannot be run: {error.strerror}\n".encode())

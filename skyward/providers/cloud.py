@@ -204,7 +204,7 @@ class CloudProvider(abc.ABC):
         """End what a launch that failed has made. A failure of that is a note; the journal stays open."""
         try:
             shielded(lambda: self._end_all_of(launch))
-        except (ProviderError, KeyboardInterrupt) as failure:
+        except (ProviderError, OSError, KeyboardInterrupt) as failure:
             error.add_note(f"and then: {type(failure).__name__}: {failure}")
 
     def _end_all_of(self, launch: _Launch) -> None:
@@ -368,18 +368,33 @@ class _Launch:
         return patiently(call, again_on=(Throttled, *again_on), clock=self._clock, limit_s=_CREATE_LIMIT_S)
 
     def _create(self, request: Request) -> list[Instance]:
+        unknown: OutcomeUnknown | None = None
         for tries_left in range(_CREATE_TRIES - 1, -1, -1):
             try:
                 made: list[Instance] = self._patient(lambda: self._cloud.create(request))
                 return made
-            except OutcomeUnknown:
-                found = self._look_for(request)
+            except OutcomeUnknown as error:
+                unknown = error
+                found = self._looked_for(request, error)
                 if len(found) == request.count:
                     return found
                 # Again with the same token, so that it cannot make them twice.
                 if found or not tries_left or "idempotent-create" not in self._cloud.capabilities:
                     raise
+            except (NoCapacity, QuotaExceeded):
+                raise  # the same token would have answered otherwise, had it made something
+            except ProviderError as error:
+                if unknown is None:
+                    raise
+                raise OutcomeUnknown(f"{unknown}; and then: {error}") from error
         raise AssertionError("the last try returns or raises")
+
+    def _looked_for(self, request: Request, unknown: OutcomeUnknown) -> list[Instance]:
+        """What `_look_for` finds; where it cannot look, nobody knows still."""
+        try:
+            return self._look_for(request)
+        except ProviderError as error:
+            raise OutcomeUnknown(f"{unknown}; and then: {error}") from error
 
     def _look_for(self, request: Request) -> list[Instance]:
         """What a create call has made that did not say so."""

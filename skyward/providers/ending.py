@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
-from ..errors import OutcomeUnknown, ProviderError, TerminateFailed, Throttled
+from ..errors import AuthFailed, OutcomeUnknown, ProviderError, TerminateFailed, Throttled
 from ..journal import Journal
 from .clock import Clock, patiently
 from .rented import ATTEMPT_TAG, JOURNAL_TAG, Cloud, Instance
@@ -145,6 +145,12 @@ class Ending:
             return False
         except OutcomeUnknown as error:  # looking at it will tell
             self._refusal = str(error)
+        except AuthFailed as error:
+            self._refusal = str(error)
+            self._fail(sorted(self.journal.living) or ids, error)
+        except ProviderError as error:  # one that is protected must not keep the others alive
+            self._refusal = str(error)
+            return False
         self._asked.update(dict.fromkeys(ids, now))
         return True
 

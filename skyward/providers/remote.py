@@ -107,6 +107,7 @@ def bring_up(
         connect_s=spec.provision_timeout_s if connect_s is None else connect_s,
         stop=stop,
         code=gather(spec.image) if spec.code is None else spec.code,
+        are_prepared=threading.Barrier(len(nodes)),
     )
     ways = [_WayUp(place, node, orders) for place, node in zip(places, nodes, strict=True)]
     threads = [threading.Thread(target=way.go, name=f"skyward-node-{way.node}", daemon=True) for way in ways]
@@ -122,6 +123,7 @@ def bring_up(
         return [way.machine for way in ways if way.machine is not None]
     except BaseException:
         stop.set()
+        orders.are_prepared.abort()
         shielded(lambda: _abandon(ways, threads))
         raise
 
@@ -193,6 +195,7 @@ class _Orders:
     connect_s: float
     stop: threading.Event
     code: Code
+    are_prepared: threading.Barrier
 
 
 def _fits(wanted: Accelerator, kind: str, count: int) -> bool:
@@ -222,6 +225,7 @@ class _WayUp:
             error.node = self.node  # type: ignore[attr-defined]  # for who may have another machine for it
             self.error, self.failed_at = error, time.monotonic()
             self._orders.stop.set()
+            self._orders.are_prepared.abort()
 
     def abandon(self) -> None:
         """Leave nothing of it. After `go`, whatever came of that."""
@@ -257,10 +261,19 @@ class _WayUp:
                 code=self._orders.code,
                 folder=self._folder,
             )
+            self._wait_for_the_others()
         with self._phase("agent"):
             said = self._start_agent(connection, ready)
             self._check(ready, said)
         return self._made(connection, ready, said)
+
+    def _wait_for_the_others(self) -> None:
+        """Until all can start their agents: nobody renews an agent's lease before all of them run."""
+        try:
+            self._orders.are_prepared.wait()
+        except threading.BrokenBarrierError:
+            text = f"{self._place.target}: node {self.node} was stopped: another did not come up"
+            raise Unreachable(text, host=str(self._place.target), was_stopped=True) from None
 
     @contextlib.contextmanager
     def _holding_lease(self, connection: Connection) -> Iterator[None]:

@@ -54,24 +54,34 @@ done
 _START = """\
 start() {  # name, command: a transient unit where there is systemd, a session of its own elsewhere
     if [ -d /run/systemd/system ]; then
-        systemd-run --quiet --unit="$1" --property=Restart=always --property=OOMScoreAdjust=-1000 $2 && return
+        systemd-run --quiet --unit="$1" --property=Restart=always --property=StartLimitIntervalSec=0 \\
+            --property=OOMScoreAdjust=-1000 $2 && return
     fi
     setsid $2 </dev/null >/dev/null 2>&1 &
 }
 """
+
+# By /bin/sh, not by path: /run may be mounted noexec. cloud-init runs user data at the first boot only, and what it
+# finds in this folder at each.
+_AT_EVERY_BOOT = """\
+again=/var/lib/cloud/scripts/per-boot
+if [ -f "$0" ] && [ "$0" != "$again/skyward" ]; then
+    mkdir -p "$again" && cp "$0" "$again/skyward" && chmod 755 "$again/skyward"
+fi"""
 
 
 def boot_script(*, lease_s: float, is_spot: bool) -> str:
     """A shell script for the provider's user data. It can run twice: the second time changes nothing that matters."""
     lines = [
         "#!/bin/sh",
+        _AT_EVERY_BOOT,
         # Whoever logs in renews the lease, and that is not root.
         f"mkdir -p /run/skyward && chmod 755 /run/skyward && touch {LEASE_FILE} && chmod 666 {LEASE_FILE}",
         _file("/run/skyward/watchdog", _WATCHDOG),
-        _START + f"start skyward-lease '/run/skyward/watchdog {int(lease_s)}'",
+        _START + f"start skyward-lease '/bin/sh /run/skyward/watchdog {int(lease_s)}'",
     ]
     if is_spot:
-        lines += [_file("/run/skyward/notices", _NOTICES), "start skyward-notices /run/skyward/notices"]
+        lines += [_file("/run/skyward/notices", _NOTICES), "start skyward-notices '/bin/sh /run/skyward/notices'"]
     return "\n".join(lines) + "\n"
 
 

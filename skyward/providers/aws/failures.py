@@ -93,7 +93,15 @@ def translated(what: str) -> Iterator[None]:
         yield
     except boto.ClientError as error:
         raise _of_answer(what, error) from error
-    except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound, boto.TokenRetrievalError) as e:
+    except (
+        boto.NoCredentialsError,
+        boto.PartialCredentialsError,
+        boto.ProfileNotFound,
+        boto.TokenRetrievalError,
+        boto.SSOError,
+        boto.CredentialRetrievalError,
+        boto.InvalidConfigError,
+    ) as e:
         raise AuthFailed(
             f"aws: {what}: {e}; `aws configure`, the environment variables AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or AWS(profile=...) give credentials"

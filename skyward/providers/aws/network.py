@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ProviderError, UsageError
+from ...errors import NoCapacity, ProviderError, UsageError
 from ..rented import JOURNAL_TAG, ApiCall, Request
 from .clients import Clients
 from .failures import NotThere, translated
@@ -44,7 +44,8 @@ class Network:
             self._make("CreatePlacementGroup", self._placement(request, placement))
         if not self._aws.security_group_id:
             group = self._group_id(request.tags) or self._make("CreateSecurityGroup", self._group(request))["GroupId"]
-            self._make("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": self._ingress(group)})
+            for rule in self._ingress(group):  # one by one: of several EC2 takes none where one is there already
+                self._make("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [rule]})
             if self._uses_efa(request):
                 self._make("AuthorizeSecurityGroupEgress", {"GroupId": group, "IpPermissions": [_among_members(group)]})
 
@@ -56,8 +57,8 @@ class Network:
         if not self._aws.security_group_id:
             group = "<id of the security group>"
             calls.append(("CreateSecurityGroup", self._group(request)))
-            rules = self._ingress(group, is_plan=True)
-            calls.append(("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": rules}))
+            for rule in self._ingress(group, is_plan=True):
+                calls.append(("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [rule]}))
             if self._uses_efa(request):
                 egress = {"GroupId": group, "IpPermissions": [_among_members(group)]}
                 calls.append(("AuthorizeSecurityGroupEgress", egress))
@@ -170,7 +171,7 @@ class Network:
         with translated("DescribeSubnets"):
             found = self._api.ec2.describe_subnets(Filters=filters)["Subnets"]
         if not found:
-            raise ProviderError(f"aws: {vpc} has no subnet in {zone}; AWS(zones=...) or AWS(subnet_id=...) chooses")
+            raise NoCapacity(f"aws: {vpc} has no subnet in {zone}; AWS(zones=...) or AWS(subnet_id=...) chooses")
         # The default one of the zone first, then one whose machines have public addresses.
         return max(found, key=lambda s: (s.get("DefaultForAz", False), s.get("MapPublicIpOnLaunch", False)))["SubnetId"]
 
