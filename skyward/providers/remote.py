@@ -154,7 +154,7 @@ def end(machines: Sequence[Machine]) -> list[Machine]:
         node: Node = machine.handle
         try:
             _end_agent(node, _BY_ITSELF_S)
-        except (NodeError, ProviderError, TimeoutError):
+        except (NodeError, ProviderError, OSError):
             unreached.append(machine)
         finally:
             node.connection.close()
@@ -237,7 +237,7 @@ class _WayUp:
                 _end_agent(self._handle, 0.0)
             # Where a bootstrap makes it, see node.sh; it may have been interrupted before it could say so.
             connection.run(f'rm -rf "/tmp/skyward-$(id -u)/"{shlex.quote(self._folder)}', timeout_s=_END_LIMIT_S)
-        except (NodeError, ProviderError, TimeoutError) as error:
+        except (NodeError, ProviderError, OSError) as error:
             if self.error is not None:
                 self.error.add_note(f"node {self.node} may still run: its lease ends it. {error}")
         finally:
@@ -282,7 +282,7 @@ class _WayUp:
 
         def renew() -> None:
             while not done.wait(self._orders.lease_s / 4):
-                with contextlib.suppress(NodeError, ProviderError, TimeoutError):  # what prepares meets it too
+                with contextlib.suppress(NodeError, ProviderError, OSError):  # what prepares meets it too
                     connection.run(f"touch {shlex.quote(lease_file)}", timeout_s=_END_LIMIT_S)
 
         thread = threading.Thread(target=renew, name=f"skyward-lease-{self.node}", daemon=True)

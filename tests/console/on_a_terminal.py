@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -16,6 +17,12 @@ from typing import Self
 from tests.console.screen import Screen
 
 __all__ = ["Program"]
+
+_TAKE_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Program:
@@ -28,13 +35,19 @@ class Program:
         """The screen after each read."""
         environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **(env or {})}
         environment.pop("NO_COLOR", None) if "NO_COLOR" not in (env or {}) else None
-        self.pid, self.fd = os.forkpty()
-        if self.pid == 0:
-            try:
-                os.execvpe(sys.executable, [sys.executable, "-c", code], environment)
-            finally:
-                os._exit(127)
+        self.fd, inside = os.openpty()
         self._set_size(rows, columns)
+        # Not os.forkpty: what the tests before have imported may refuse to be forked.
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-c", _TAKE_TERMINAL, sys.executable, "-c", code],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(inside)
+        self.pid = self._process.pid
         self.status: int | None = None
 
     def _set_size(self, rows: int, columns: int) -> None:
@@ -73,7 +86,7 @@ class Program:
         while self.read():
             assert time.monotonic() < deadline, "\n".join(self.screen.all_lines)
         if self.status is None:
-            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self.status = self._process.wait()
         return self.status
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -87,6 +100,6 @@ class Program:
 
     def __exit__(self, *_: object) -> None:
         if self.status is None:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            self._process.kill()
+            self._process.wait()
         os.close(self.fd)
