@@ -42,7 +42,7 @@ _MODULES = {
     "skyward.slot.sharding": ("shard",),
     "skyward.topology": ("InstanceInfo",),
 }
-_SUBMODULES = ("accelerators", "errors", "events", "integrations")
+_SUBMODULES = ("accelerators", "errors", "events", "integrations", "training")
 
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 

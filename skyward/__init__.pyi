@@ -4,6 +4,7 @@ from . import accelerators as accelerators
 from . import errors as errors
 from . import events as events
 from . import integrations as integrations
+from . import training as training
 from ._version import __version__ as __version__
 from .accelerators import Accelerator as Accelerator
 from .allocation import AllocationStrategy as AllocationStrategy
@@ -66,4 +67,5 @@ __all__ = [
     "silent",
     "stderr",
     "stdout",
+    "training",
 ]

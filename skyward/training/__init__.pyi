@@ -1,0 +1,27 @@
+"""What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
+
+from .agree import Alone as Alone
+from .agree import RankFailed as RankFailed
+from .agree import Ranks as Ranks
+from .agree import TorchRanks as TorchRanks
+from .agree import ranks_of_this_process as ranks_of_this_process
+from .bus import CallbackHandler as CallbackHandler
+from .events import EVENTS as EVENTS
+from .events import Stateful as Stateful
+from .events import TrainerCallback as TrainerCallback
+from .events import TrainerControl as TrainerControl
+from .events import TrainerState as TrainerState
+
+__all__ = [
+    "EVENTS",
+    "Alone",
+    "CallbackHandler",
+    "RankFailed",
+    "Ranks",
+    "Stateful",
+    "TorchRanks",
+    "TrainerCallback",
+    "TrainerControl",
+    "TrainerState",
+    "ranks_of_this_process",
+]

@@ -1,0 +1,257 @@
+"""Brings a producer's events to its callbacks, in their order, and keeps their errors from parting the ranks.
+
+An error in a callback is dealt with as its `on_error` says. "disable" is warned of once. "raise" ends the run: in a
+world of one rank it is raised where it happened; among more, a rank that left alone would leave the others waiting in
+their next collective, so the error is kept until the next `agree`, which every rank calls at the same places and
+which raises everywhere: the callback's own exception on its rank, `RankFailed` on the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from ..errors import UsageError
+from .agree import Alone, Failure, RankFailed, Ranks
+from .events import EVENTS, ErrorPolicy, Stateful, TrainerControl
+
+__all__ = ["CallbackHandler", "callback_name", "callback_state_key"]
+
+_log = logging.getLogger(__name__)
+
+_FAILED = 1 << 62
+"""The bit of `agree` that says: this rank keeps an error. Above all flags of a control."""
+
+Handler = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One callback's handler of one event."""
+
+    callback: object
+    handler: Handler
+    is_collective: bool
+
+
+class CallbackHandler:
+    """A run's callbacks. Not for several threads at once: a run's events come from one.
+
+    callbacks: `TrainerCallback`s, classes of them (made here without arguments), or objects of Hugging Face's
+        `TrainerCallback`, whose handlers have the same names; handlers that its base class leaves empty are not
+        called.
+    ranks: the run's processes; a producer makes it when they are known. See `skyward.training.agree`.
+
+    Raises: UsageError for what is no callback, and for two stateful ones with one `state_key`.
+    """
+
+    def __init__(self, callbacks: Iterable[object] = (), *, ranks: Ranks | None = None) -> None:
+        self.ranks: Ranks = ranks or Alone()
+        self._callbacks: list[object] = []
+        self._disabled: list[object] = []
+        self._index: dict[str, list[_Entry]] | None = None
+        self._kept: Exception | None = None
+        self._kept_where = ""
+        for callback in callbacks:
+            self.add(callback)
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._callbacks)
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    # Which callbacks there are ---------------------------------------------------------------------------------------
+
+    def add(self, callback: object) -> None:
+        """Appends one, or a class of one."""
+        made = callback() if isinstance(callback, type) else callback
+        if not any(callable(getattr(made, event, None)) for event in EVENTS) and not isinstance(made, Stateful):
+            raise UsageError(
+                f"callbacks: {made!r} has no handler of an event; they are named {EVENTS[0]}, {EVENTS[1]}, ..., "
+                f"{EVENTS[-1]}"
+            )
+        if isinstance(made, Stateful):
+            key = callback_state_key(made)
+            if any(isinstance(other, Stateful) and callback_state_key(other) == key for other in self._callbacks):
+                raise UsageError(
+                    f"callbacks: two have the state_key {key!r}, so a checkpoint could keep one only; give one of "
+                    "them a state_key of its own"
+                )
+        self._callbacks.append(made)
+        self._index = None
+
+    def pop(self, callback: object) -> object | None:
+        """Removes one, or the first of a class. Gives it; None where there is none."""
+        for at, each in enumerate(self._callbacks):
+            if each is callback or (isinstance(callback, type) and isinstance(each, callback)):
+                self._index = None
+                return self._callbacks.pop(at)
+        return None
+
+    def remove(self, callback: object) -> None:
+        """As `pop`; gives nothing."""
+        self.pop(callback)
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def listens(self, event: str) -> bool:
+        """Whether any callback has a handler of this event: what only it needs need not be made otherwise."""
+        return bool(self._handlers(event))
+
+    def fire(self, event: str, *, args: Any, state: Any, control: TrainerControl, **context: Any) -> TrainerControl:
+        """Calls every handler of `event`, in the callbacks' order. All are called although one fails.
+
+        Gives what the last handler returned that was not None, copied into `control`, which the producer goes on
+        with: there is one control in a run.
+        Raises: a callback's own exception, in a world of one rank; RankFailed for a collective handler.
+        """
+        for entry in self._handlers(event):
+            try:
+                answer = entry.handler(args=args, state=state, control=control, ranks=self.ranks, **context)
+                if entry.is_collective:
+                    self.ranks.exchange(None)
+            except Exception as error:
+                self._failed(entry, event, error)
+                continue
+            if answer is not None and answer is not control:
+                _copy(answer, control)
+        return control
+
+    def agree(self, control: TrainerControl) -> TrainerControl:
+        """The ranks' flags become one: what one asks for, all do. Every rank calls it, at the same places.
+
+        Raises: what a callback of any rank has raised since the last time.
+        """
+        if self.ranks.world_size == 1:
+            return control
+        bits = self.ranks.flags(control.flags() | (_FAILED if self._kept is not None else 0))
+        if bits & _FAILED:
+            self._raise_everywhere()
+        control.set_flags(bits & ~_FAILED)
+        if control.should_abort_without_save:
+            control.should_save = control.should_evaluate = False
+        return control
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """By `state_key`. Callbacks of Hugging Face's with `state()` (its ExportableState) are kept too."""
+        found: dict[str, Any] = {}
+        for callback in self._callbacks:
+            if isinstance(callback, Stateful):
+                found[callback_state_key(callback)] = callback.state_dict()
+            elif _is_exportable(callback):
+                found[callback_state_key(callback)] = cast("Any", callback).state()
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """States whose callback is not here are left out, with a warning that names them."""
+        by_key = {
+            callback_state_key(each): each
+            for each in self._callbacks
+            if isinstance(each, Stateful) or _is_exportable(each)
+        }
+        for key, state in state_dict.items():
+            callback = by_key.get(key)
+            if callback is None:
+                _log.warning("the checkpoint has a state of the callback %r, which is not in this run", key)
+            elif isinstance(callback, Stateful):
+                callback.load_state_dict(state)
+            else:
+                _restore_exportable(callback, state)
+
+    # Within ----------------------------------------------------------------------------------------------------------
+
+    def _handlers(self, event: str) -> list[_Entry]:
+        if self._index is None:
+            self._index = {each: list(self._entries(each)) for each in EVENTS}
+        return self._index.get(event, [])
+
+    def _entries(self, event: str) -> Iterator[_Entry]:
+        for callback in self._callbacks:
+            if any(callback is each for each in self._disabled) or not _defines(callback, event):
+                continue
+            is_collective = self.ranks.world_size > 1 and event in getattr(callback, "collective_events", ())
+            runs_here = getattr(callback, "runs_on", "every_rank") == "every_rank" or self.ranks.rank == 0
+            if runs_here or is_collective:
+                yield _Entry(callback, _by_keyword(callback, event), is_collective)
+
+    def _failed(self, entry: _Entry, event: str, error: Exception) -> None:
+        where = f"{callback_name(entry.callback)}.{event}"
+        from_elsewhere = isinstance(error, RankFailed)
+        if entry.is_collective and not from_elsewhere:
+            self.ranks.fail(Failure.of(self.ranks.rank, error, where))
+        policy: ErrorPolicy = getattr(entry.callback, "on_error", "raise")
+        if policy == "disable":
+            self._disabled.append(entry.callback)
+            self._index = None
+            _log.warning("%s failed; it is left out from here on", where, exc_info=error)
+            return
+        error.add_note(f"raised in the callback {where} at rank {self.ranks.rank}")
+        if self.ranks.world_size == 1 or entry.is_collective:
+            raise error
+        if self._kept is None:
+            self._kept, self._kept_where = error, where
+
+    def _raise_everywhere(self) -> None:
+        kept = self._kept
+        self._kept = None
+        mine = None if kept is None else Failure.of(self.ranks.rank, kept, self._kept_where)
+        others = self.ranks.exchange((mine,))
+        if kept is not None:
+            raise kept
+        failure = next(each for (each,) in others if each is not None)
+        raise RankFailed(rank=failure.rank, error=failure.error, where=failure.where)
+
+
+def callback_name(callback: object) -> str:
+    """As messages call it."""
+    name = getattr(callback, "name", None)
+    return name if isinstance(name, str) else type(callback).__name__
+
+
+def callback_state_key(callback: object) -> str:
+    """What its state is called in a checkpoint."""
+    key = getattr(callback, "state_key", None)
+    return key if isinstance(key, str) else type(callback).__qualname__
+
+
+def _defines(callback: object, event: str) -> bool:
+    """Whether it has a handler that is not the empty one of a base class called TrainerCallback."""
+    if event in getattr(callback, "__dict__", {}):
+        return True
+    for each in type(callback).__mro__:
+        if event in vars(each):
+            return each.__name__ != "TrainerCallback"
+    return False
+
+
+def _by_keyword(callback: object, event: str) -> Handler:
+    """Its handler. Those of Hugging Face's take the first three by position, whatever they call them."""
+    handler: Handler = getattr(callback, event)
+    if not any(each.__module__.startswith("transformers.") for each in type(callback).__mro__):
+        return handler
+
+    def positional(*, args: Any, state: Any, control: Any, ranks: Any, **context: Any) -> Any:
+        return handler(args, state, control, **context)
+
+    return positional
+
+
+def _copy(answer: object, control: TrainerControl) -> None:
+    for each in fields(control):
+        if hasattr(answer, each.name):
+            setattr(control, each.name, bool(getattr(answer, each.name)))
+
+
+def _is_exportable(callback: object) -> bool:
+    """Hugging Face's ExportableState, which is no protocol to import: `state()` and the class's `from_state`."""
+    return callable(getattr(callback, "state", None)) and callable(getattr(callback, "from_state", None))
+
+
+def _restore_exportable(callback: object, state: Mapping[str, Any]) -> None:
+    for name, value in state.get("attributes", {}).items():
+        setattr(callback, name, value)

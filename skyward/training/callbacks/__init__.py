@@ -1,0 +1,1 @@
+"""What watches a run, and what may end it: one callback, or one family of them, a file."""

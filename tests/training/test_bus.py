@@ -1,0 +1,147 @@
+"""Events reach the callbacks that have a handler, in order; their errors reach every rank."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from skyward.errors import UsageError
+from skyward.training import EVENTS, CallbackHandler, TrainerCallback, TrainerControl, TrainerState
+
+
+def fire(handler: CallbackHandler, event: str, control: TrainerControl | None = None, **context: Any) -> TrainerControl:
+    return handler.fire(event, args=None, state=TrainerState(), control=control or TrainerControl(), **context)
+
+
+class Recorder(TrainerCallback):
+    def __init__(self, into: list[str], mark: str = "") -> None:
+        self.into, self.mark = into, mark
+
+    def on_log(self, logs: dict[str, float], **kwargs: Any) -> None:
+        self.into.append(f"{self.mark}log {logs['loss']}")
+
+    def on_step_end(self, state: TrainerState, **kwargs: Any) -> None:
+        self.into.append(f"{self.mark}step {state.global_step}")
+
+
+class Counter(TrainerCallback):
+    def __init__(self, state_key: str | None = None) -> None:
+        self.steps = 0
+        self._key = state_key
+
+    @property
+    def state_key(self) -> str:
+        return self._key or super().state_key
+
+    def on_step_end(self, **kwargs: Any) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.steps = state_dict["steps"]
+
+
+def test_there_are_nineteen_events() -> None:
+    assert len(EVENTS) == len(set(EVENTS)) == 19
+
+
+def test_only_handlers_that_are_defined_are_called_in_the_order_of_the_callbacks() -> None:
+    got: list[str] = []
+    handler = CallbackHandler([Recorder(got, "a "), Counter(), Recorder(got, "b ")])
+    fire(handler, "on_log", logs={"loss": 1.0})
+    fire(handler, "on_step_end")
+    fire(handler, "on_epoch_end")
+    assert got == ["a log 1.0", "b log 1.0", "a step 0", "b step 0"]
+    assert handler.listens("on_log")
+    assert not handler.listens("on_epoch_end")
+
+
+def test_callbacks_may_be_added_and_taken_away_between_events() -> None:
+    got: list[str] = []
+    handler = CallbackHandler([Recorder(got)])
+    added = Counter()
+    handler.add(added)
+    fire(handler, "on_step_end")
+    assert handler.pop(Recorder) is not None
+    assert handler.pop(Recorder) is None
+    fire(handler, "on_step_end")
+    assert (got, added.steps) == (["step 0"], 2)
+
+
+def test_the_last_answer_that_is_not_none_wins() -> None:
+    class Answers(TrainerCallback):
+        def __init__(self, answer: TrainerControl | None) -> None:
+            self.answer = answer
+
+        def on_step_end(self, **kwargs: Any) -> TrainerControl | None:
+            return self.answer
+
+    stop, save = TrainerControl(should_training_stop=True), TrainerControl(should_save=True)
+    control = TrainerControl()
+    fire(CallbackHandler([Answers(stop), Answers(save), Answers(None)]), "on_step_end", control)
+    assert control == save
+
+
+def test_a_callback_whose_errors_do_not_matter_is_warned_of_once_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(TrainerCallback):
+        on_error = "disable"
+
+        def on_step_end(self, **kwargs: Any) -> None:
+            raise OSError("disk full")
+
+    got: list[str] = []
+    handler = CallbackHandler([Fails(), Recorder(got)])
+    with caplog.at_level(logging.WARNING):
+        fire(handler, "on_step_end")
+        fire(handler, "on_step_end")
+    assert [record.getMessage() for record in caplog.records] == [
+        "Fails.on_step_end failed; it is left out from here on"
+    ]
+    assert len(got) == 2
+
+
+def test_an_error_that_matters_ends_the_run_and_says_where_it_was() -> None:
+    class Fails(TrainerCallback):
+        def on_step_end(self, **kwargs: Any) -> None:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full") as caught:
+        fire(CallbackHandler([Fails()]), "on_step_end")
+    assert caught.value.__notes__ == ["raised in the callback Fails.on_step_end at rank 0"]
+
+
+def test_states_are_kept_by_key_whatever_the_order(caplog: pytest.LogCaptureFixture) -> None:
+    handler = CallbackHandler([Counter("a"), Counter("b"), Recorder([])])
+    fire(handler, "on_step_end")
+    kept = {**handler.state_dict(), "gone": {}}
+    a, b = Counter("a"), Counter("b")
+    CallbackHandler([b, Recorder([]), a]).load_state_dict({**kept, "a": {"steps": 7}})
+    assert (a.steps, b.steps) == (7, 1)
+    assert "'gone'" in caplog.text
+
+
+def test_two_states_of_one_key_are_refused() -> None:
+    with pytest.raises(UsageError, match="state_key 'Counter'"):
+        CallbackHandler([Counter(), Counter()])
+
+
+def test_what_has_no_handler_is_refused() -> None:
+    with pytest.raises(UsageError, match="has no handler of an event"):
+        CallbackHandler([object()])
+
+
+def test_a_control_is_a_number_and_back() -> None:
+    for bits in range(64):
+        control = TrainerControl()
+        control.set_flags(bits)
+        assert control.flags() == bits
+
+
+def test_an_abort_takes_back_what_would_save() -> None:
+    control = TrainerControl(should_save=True, should_evaluate=True)
+    control.abort()
+    assert control == TrainerControl(should_training_stop=True, should_abort_without_save=True)
