@@ -73,7 +73,7 @@ demo: $(READY)
 
 test: lint
 	@$(SAY) "every test"
-	@$(BIN)/python -m pytest --durations=25 --durations-min=5 $(ARGS)
+	@$(BIN)/python -m tests $(ARGS)
 
 test-fast: $(READY)
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
