@@ -51,6 +51,7 @@ class CallbackHandler:
         self.ranks: Ranks = ranks or Alone()
         self._callbacks: list[object] = []
         self._disabled: list[object] = []
+        self._broken: list[tuple[object, Exception, str]] = []
         self._index: dict[str, list[_Entry]] | None = None
         self._kept: Exception | None = None
         self._kept_where = ""
@@ -110,6 +111,8 @@ class CallbackHandler:
         """
         for entry in self._handlers(event):
             try:
+                if entry.is_collective:
+                    self._raise_broken(entry.callback)
                 answer = entry.handler(args=args, state=state, control=control, ranks=self.ranks, **context)
                 if entry.is_collective:
                     self.ranks.exchange(None)
@@ -134,6 +137,19 @@ class CallbackHandler:
         if control.should_abort_without_save:
             control.should_save = control.should_evaluate = False
         return control
+
+    def close(self) -> None:
+        """Calls `close()` of the callbacks that have one: for what must end with a run also where the run raises,
+        files and profilers. A producer calls it last, in a `finally`; their errors are logged, not raised.
+        """
+        for callback in self._callbacks:
+            close = getattr(callback, "close", None)
+            if not callable(close):
+                continue
+            try:
+                close()
+            except Exception as error:
+                _log.warning("%s.close failed", callback_name(callback), exc_info=error)
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -175,6 +191,8 @@ class CallbackHandler:
             if any(callback is each for each in self._disabled) or not _defines(callback, event):
                 continue
             is_collective = self.ranks.world_size > 1 and event in getattr(callback, "collective_events", ())
+            if not is_collective and any(callback is each for each, _, _ in self._broken):
+                continue
             runs_here = getattr(callback, "runs_on", "every_rank") == "every_rank" or self.ranks.rank == 0
             if runs_here or is_collective:
                 yield _Entry(callback, _by_keyword(callback, event), is_collective)
@@ -186,8 +204,16 @@ class CallbackHandler:
             self.ranks.fail(Failure.of(self.ranks.rank, error, where))
         policy: ErrorPolicy = getattr(entry.callback, "on_error", "raise")
         if policy == "disable":
-            self._disabled.append(entry.callback)
             self._index = None
+            if (
+                not entry.is_collective
+                and self.ranks.world_size > 1
+                and getattr(entry.callback, "collective_events", ())
+            ):
+                # Left out on this rank only, it would leave the others waiting in its next collective handler.
+                self._broken.append((entry.callback, error, where))
+                return
+            self._disabled.append(entry.callback)
             _log.warning("%s failed; it is left out from here on", where, exc_info=error)
             return
         error.add_note(f"raised in the callback {where} at rank {self.ranks.rank}")
@@ -195,6 +221,13 @@ class CallbackHandler:
             raise error
         if self._kept is None:
             self._kept, self._kept_where = error, where
+
+    def _raise_broken(self, callback: object) -> None:
+        """What a callback has raised on this rank alone, at the first place where all ranks can hear of it."""
+        for each, error, where in self._broken:
+            if each is callback:
+                error.add_note(f"raised in {where}")
+                raise error
 
     def _raise_everywhere(self) -> None:
         kept = self._kept

@@ -37,6 +37,23 @@ class Alone(TrainerCallback):
             raise OSError("disk full")
 
 
+class Watcher(TrainerCallback):
+    """Fails by itself on one rank, in an event without a word between ranks; meets the others in another."""
+
+    on_error = "disable"
+    collective_events = frozenset({"on_evaluate"})
+    steps = meetings = 0
+
+    def on_step_end(self, ranks: Any, **kwargs: Any) -> None:
+        self.steps += 1
+        if ranks.rank == 1:
+            raise OSError("disk full")
+
+    def on_evaluate(self, ranks: Any, **kwargs: Any) -> None:
+        ranks.exchange(ranks.rank)
+        self.meetings += 1
+
+
 def fire(handler: CallbackHandler, event: str, control: TrainerControl) -> None:
     handler.fire(event, args=None, state=TrainerState(), control=control)
 
@@ -61,6 +78,14 @@ def an_error_of_one_rank_is_raised_on_all_at_the_next_agreement(ranks: Any) -> s
     return "nothing"
 
 
+def a_watcher_that_failed_on_one_rank_is_left_out_on_all(ranks: Any) -> str:
+    watcher = Watcher()
+    handler = CallbackHandler([watcher], ranks=ranks)
+    for event in ("on_step_end", "on_step_end", "on_evaluate", "on_step_end", "on_evaluate"):
+        fire(handler, event, TrainerControl())
+    return f"{watcher.steps} steps, {watcher.meetings} meetings"
+
+
 def what_one_asks_for_all_do(ranks: Any) -> str:
     handler = CallbackHandler(ranks=ranks)
     control = TrainerControl(should_save=ranks.rank == 0, should_training_stop=ranks.rank == 2)
@@ -79,6 +104,7 @@ def values_are_shared(ranks: Any) -> str:
 CASES: list[Callable[[Any], str]] = [
     a_rank_that_raises_raises_on_all,
     an_error_of_one_rank_is_raised_on_all_at_the_next_agreement,
+    a_watcher_that_failed_on_one_rank_is_left_out_on_all,
     what_one_asks_for_all_do,
     values_are_shared,
 ]
@@ -128,6 +154,11 @@ def test_an_error_of_one_rank_is_raised_on_all(said: dict[tuple[str, int], str])
     theirs = "RankFailed rank 1 failed in Alone.on_step_end: OSError: disk full"
     got = of(said, an_error_of_one_rank_is_raised_on_all_at_the_next_agreement)
     assert got == [theirs, "OSError disk full", theirs]
+
+
+def test_a_callback_that_failed_on_one_rank_keeps_no_rank_waiting(said: dict[tuple[str, int], str]) -> None:
+    got = of(said, a_watcher_that_failed_on_one_rank_is_left_out_on_all)
+    assert got == ["2 steps, 0 meetings", "1 steps, 0 meetings", "2 steps, 0 meetings"]
 
 
 def test_what_one_rank_asks_for_all_do_and_an_abort_saves_nothing(said: dict[tuple[str, int], str]) -> None:

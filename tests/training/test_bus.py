@@ -145,3 +145,22 @@ def test_an_abort_takes_back_what_would_save() -> None:
     control = TrainerControl(should_save=True, should_evaluate=True)
     control.abort()
     assert control == TrainerControl(should_training_stop=True, should_abort_without_save=True)
+
+
+def test_closing_reaches_every_callback_although_one_fails(caplog: pytest.LogCaptureFixture) -> None:
+    class Holder(TrainerCallback):
+        closed = False
+
+        def on_step_end(self, **kwargs: Any) -> None: ...
+
+        def close(self) -> None:
+            self.closed = True
+
+    class Failing(Holder):
+        def close(self) -> None:
+            raise OSError("disk full")
+
+    first, last = Holder(), Holder()
+    CallbackHandler([first, Failing(), last]).close()
+    assert (first.closed, last.closed) == (True, True)
+    assert "Failing.close failed" in caplog.text
