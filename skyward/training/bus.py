@@ -208,7 +208,7 @@ class CallbackHandler:
             if (
                 not entry.is_collective
                 and self.ranks.world_size > 1
-                and getattr(entry.callback, "collective_events", ())
+                and getattr(entry.callback, "collective_events", None)
             ):
                 # Left out on this rank only, it would leave the others waiting in its next collective handler.
                 self._broken.append((entry.callback, error, where))
