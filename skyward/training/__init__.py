@@ -13,6 +13,7 @@ from typing import Any as _Any
 _MODULES = {
     "agree": ("Alone", "RankFailed", "Ranks", "TorchRanks", "ranks_of_this_process"),
     "bus": ("CallbackHandler",),
+    "callbacks": ("JsonLogWriter", "JsonLogger"),
     "events": ("EVENTS", "Stateful", "TrainerCallback", "TrainerControl", "TrainerState"),
 }
 _SUBMODULES = ()

@@ -6,6 +6,8 @@ from .agree import Ranks as Ranks
 from .agree import TorchRanks as TorchRanks
 from .agree import ranks_of_this_process as ranks_of_this_process
 from .bus import CallbackHandler as CallbackHandler
+from .callbacks import JsonLogger as JsonLogger
+from .callbacks import JsonLogWriter as JsonLogWriter
 from .events import EVENTS as EVENTS
 from .events import Stateful as Stateful
 from .events import TrainerCallback as TrainerCallback
@@ -16,6 +18,8 @@ __all__ = [
     "EVENTS",
     "Alone",
     "CallbackHandler",
+    "JsonLogWriter",
+    "JsonLogger",
     "RankFailed",
     "Ranks",
     "Stateful",

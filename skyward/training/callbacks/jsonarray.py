@@ -2,15 +2,17 @@
 
 Whoever opens the file reads an array: also while a record is written, and after a SIGKILL at any instruction. Writing
 into the file that readers see cannot promise that: a write that spans pages may end between them, and a reader that
-asks twice, until nothing more comes, reads the old end and then the new. So there are two files. A record is written
-to the one that nobody sees, which then takes the visible name by a rename. The other is a record behind; the next
-write gives it both. That is two writes of a record's length, a link and a rename for each, however long the file is.
+asks until nothing more comes may get the old end and then the new. So there are two files. A record is written to the
+one that nobody sees, which then takes the visible name by a rename; the other has missed a record, which the next write
+gives it too. A record costs a read, a write, a link and a rename of its own length, however long the file is.
 
-What follows the closing bracket is spaces up to a multiple of 4 KiB (whitespace to JSON), so that the size of a file
-that somebody still reads hardly ever changes under him. `close` cuts them off.
+A reader may still hold the file that was visible when he came. Where Linux can tell (a lease on a file that somebody
+else has open is refused), it is left alone, and a third one is made: readers get the array as it was when they opened
+it. Elsewhere, one who reads for longer than from one record to the next may meet an end that is half written. Where
+the file system has no hard links there is one file, written in place.
 
 A loss of power may tear the file all the same: nothing is fsynced but in `sync`. `salvage` reads what lies before the
-tear. Where the file system has no hard links there is one file, written in place.
+tear.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import logging
 import math
 import os
 import secrets
+import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,8 +34,10 @@ __all__ = ["JsonArray", "is_being_written", "read_records", "salvage"]
 
 _log = logging.getLogger(__name__)
 
-_BLOCK = 4096
-"""Files grow by so many bytes: a page, so that a record seldom needs two."""
+_MOST_FILES = 8
+"""With so many readers that hold one each, the one that was visible the longest time ago is written to."""
+
+_CHUNK = 1 << 20
 
 
 class JsonArray:
@@ -44,13 +49,14 @@ class JsonArray:
     def __init__(self, path: Path, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self.path = path
         lines = [encode(each) for each in records]
-        self._count = len(lines)
-        self._behind = b""
+        self._is_empty = not lines
         _sweep(path)
-        stem = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        self._seen = _File(Path(f"{stem}.a"), lines)
-        self._hidden: _File | None = _File(Path(f"{stem}.b"), lines)
-        self._link = Path(f"{stem}.c")
+        self._stem = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        self._made = 0
+        self._hidden: list[_File] = []
+        self._in_place = False
+        self._seen = self._new_file()
+        self._seen.write(b"[" + b",".join(b"\n" + each for each in lines))
         self._publish(self._seen)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -58,18 +64,17 @@ class JsonArray:
 
         Raises: OSError (no space, for one): the file is as it was, and the record is not in it.
         """
-        body = (b",\n" if self._count else b"\n") + encode(record)
-        if self._hidden is None:
-            self._seen.extend(body)
+        body = (b"\n" if self._is_empty else b",\n") + encode(record)
+        if self._in_place:
+            self._seen.write(body)
         else:
-            self._add_hidden(self._hidden, self._behind + body)
-            self._behind = body
-        self._count += 1
+            self._write_unseen(body)
+        self._is_empty = False
 
     def sync(self) -> None:
         """Returns when the array, as it is, outlives a loss of power."""
         os.fsync(self._seen.fd)
-        with contextlib.suppress(OSError):  # the name of a file system that cannot sync folders
+        with contextlib.suppress(OSError):  # file systems that cannot sync a folder
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -77,78 +82,103 @@ class JsonArray:
                 os.close(folder)
 
     def close(self) -> None:
-        """Cuts the spaces off. Idempotent."""
-        if self._seen.fd < 0:
-            return
-        self._seen.finish()
-        self._seen.forget(keep=self._hidden is None)
-        if self._hidden is not None:
-            self._hidden.forget()
+        """Idempotent."""
+        if self._seen.fd >= 0:
+            self._seen.forget(keep=self._in_place)
+        while self._hidden:
+            self._hidden.pop().forget()
 
     def __del__(self) -> None:
-        for each in (getattr(self, "_seen", None), getattr(self, "_hidden", None)):
+        for each in (*getattr(self, "_hidden", ()), getattr(self, "_seen", None)):
             if each is not None and each.fd >= 0:
                 os.close(each.fd)
 
-    def _add_hidden(self, hidden: _File, body: bytes) -> None:
-        tail, seen = hidden.tail, self._seen
-        hidden.extend(body)
-        self._seen, self._hidden = hidden, seen
+    def _write_unseen(self, body: bytes) -> None:
+        file = self._unread_file()
+        tail = file.tail
+        file.write(self._seen.body(tail) + body)
         try:
-            self._publish(hidden)
+            self._publish(file)
         except OSError:
-            self._seen, self._hidden = seen, hidden
-            hidden.cut(tail)
+            file.cut(tail)
             raise
+        if file in self._hidden:
+            self._hidden.remove(file)
+            self._hidden.append(self._seen)
+        self._seen = file
+
+    def _unread_file(self) -> _File:
+        """One that nobody sees and nobody reads. Those at the front were visible the longest time ago."""
+        for each in self._hidden:
+            if not each.is_read():
+                return each
+        if len(self._hidden) >= _MOST_FILES:
+            return self._hidden[0]
+        new = self._new_file()
+        self._hidden.append(new)
+        while new.tail < self._seen.tail:
+            new.write(self._seen.body(new.tail, _CHUNK), end=b"")
+        return new
+
+    def _new_file(self) -> _File:
+        self._made += 1
+        return _File(Path(f"{self._stem}.{self._made}"))
 
     def _publish(self, file: _File) -> None:
         """Gives the visible name to `file`, which keeps its own."""
+        link = Path(f"{self._stem}.0")
         try:
-            os.link(file.path, self._link)
+            os.link(file.path, link)
         except OSError as error:
-            self._go_on_in_place(file, error)
+            _log.warning("%s: no hard links there (%s); it is written in place", self.path, error)
+            os.replace(file.path, self.path)
+            file.path, self._in_place = self.path, True
         else:
-            os.replace(self._link, self.path)
-
-    def _go_on_in_place(self, file: _File, error: OSError) -> None:
-        _log.warning("%s: no hard links there (%s); it is written in place, without a second file", self.path, error)
-        os.replace(file.path, self.path)
-        file.path = self.path
-        if self._hidden is not None:
-            self._hidden.forget()
-            self._hidden = None
+            os.replace(link, self.path)
 
 
 class _File:
-    """One of the two: `tail` is where the next record goes, over the end of the array."""
+    """One of the files: `tail` is where the next record goes, over the end of the array."""
 
-    def __init__(self, path: Path, lines: list[bytes]) -> None:
-        self.path = path
+    def __init__(self, path: Path) -> None:
+        self.path, self.tail = path, 0
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its writer lives. Not flock: forked workers have that
-        self.tail = self.size = 0
-        self.extend(b"[" + b",".join(b"\n" + each for each in lines))
+        if hasattr(fcntl, "F_SETLEASE"):
+            # Whoever opens a leased file makes a signal, SIGIO unless told otherwise, which ends a process.
+            fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)
 
-    def extend(self, body: bytes) -> None:
-        data = body + b"\n]"
-        end = self.tail + len(data)
-        if end > self.size:
-            size = -(-end // _BLOCK) * _BLOCK
-            data = data.ljust(size - self.tail)
-        else:
-            size = self.size
+    def is_read(self) -> bool:
+        """Whether somebody else has it open. False where there is no telling."""
+        if not hasattr(fcntl, "F_SETLEASE"):
+            return False
         try:
-            _write_at(self.fd, data, self.tail)
-        except OSError:
-            if self.tail:
-                self.cut(self.tail)
-            raise
-        self.size, self.tail = size, self.tail + len(body)
+            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError as error:
+            return error.errno == errno.EAGAIN
+        fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return False
 
-    def finish(self) -> None:
-        _write_at(self.fd, b"\n]\n", self.tail)
-        os.ftruncate(self.fd, self.tail + 3)
+    def body(self, start: int, most: int | None = None) -> bytes:
+        """What stands from `start` on, without the end of the array."""
+        count = self.tail - start
+        return os.pread(self.fd, count if most is None else min(count, most), start)
+
+    def write(self, body: bytes, end: bytes = b"\n]\n") -> None:
+        try:
+            _write_at(self.fd, body + end, self.tail)
+        except OSError:
+            self.cut(self.tail)
+            raise
+        self.tail += len(body)
+
+    def cut(self, tail: int) -> None:
+        """Takes back what stands behind `tail`, or half stands there. These bytes were on the disk: needs no space."""
+        if tail:
+            _write_at(self.fd, b"\n]\n", tail)
+        os.ftruncate(self.fd, tail and tail + 3)
+        self.tail = tail
 
     def forget(self, *, keep: bool = False) -> None:
         """Ends the use of it, and its own name."""
@@ -156,12 +186,6 @@ class _File:
             self.path.unlink(missing_ok=True)
         os.close(self.fd)
         self.fd = -1
-
-    def cut(self, tail: int) -> None:
-        """Takes back what stands behind `tail`, or half stands there. These bytes were on the disk: needs no space."""
-        _write_at(self.fd, b"\n]", tail)
-        self.tail, self.size = tail, tail + 2
-        os.ftruncate(self.fd, self.size)
 
 
 def _write_at(fd: int, data: bytes, offset: int) -> None:
@@ -172,7 +196,7 @@ def _write_at(fd: int, data: bytes, offset: int) -> None:
 
 
 def _files_of(path: Path) -> list[Path]:
-    return [each for each in path.parent.glob(f".{path.name}.*") if each.suffix in {".a", ".b", ".c"}]
+    return [each for each in path.parent.glob(f".{path.name}.*") if each.suffix[1:].isdecimal()]
 
 
 def _has_writer(file: Path) -> bool:

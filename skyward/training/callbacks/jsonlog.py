@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -207,6 +207,10 @@ class JsonLogger(TrainerCallback):
     def on_train_end(self, **kwargs: Any) -> None:
         self._writer.close()
 
+    def close(self) -> None:
+        """For a run that raises."""
+        self._writer.close()
+
     def state_dict(self) -> dict[str, Any]:
         return self._writer.state_dict()
 
@@ -239,14 +243,14 @@ def _first_timestamp(path: Path) -> float | None:
     return float(found[1]) if found else None
 
 
-def _numbered(path: Path) -> Iterator[Path]:
+def _numbered(path: Path) -> list[Path]:
     """The names that earlier runs' files were given, the latest first."""
     found = {}
     for each in path.parent.glob(f"{path.stem}-*{path.suffix}"):
         number = each.stem.removeprefix(f"{path.stem}-")
         if number.isdecimal():
             found[int(number)] = each
-    return iter([found[number] for number in sorted(found, reverse=True)])
+    return [found[number] for number in sorted(found, reverse=True)]
 
 
 def _free_name(path: Path) -> Path:
