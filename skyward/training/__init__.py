@@ -11,6 +11,7 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 _MODULES = {
+    "adapters.hf": ("HFCallbacks",),
     "agree": ("Alone", "RankFailed", "Ranks", "TorchRanks", "ranks_of_this_process"),
     "bus": ("CallbackHandler",),
     "callbacks": ("JsonLogWriter", "JsonLogger"),

@@ -1,5 +1,6 @@
 """What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
 
+from .adapters.hf import HFCallbacks as HFCallbacks
 from .agree import Alone as Alone
 from .agree import RankFailed as RankFailed
 from .agree import Ranks as Ranks
@@ -20,6 +21,7 @@ __all__ = [
     "CallbackHandler",
     "JsonLogWriter",
     "JsonLogger",
+    "HFCallbacks",
     "RankFailed",
     "Ranks",
     "Stateful",

@@ -1,0 +1,56 @@
+"""What every adapter needs: the framework's module, the user's model under its wrappers, logs that JSON can hold, and
+a word about events that the framework does not have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from ...errors import MissingDependency
+from ..bus import CallbackHandler, callback_name
+
+__all__ = ["load_framework", "plain", "unwrapped", "warn_of_silence"]
+
+_log = logging.getLogger(__name__)
+
+
+def load_framework(module: str, *, extra: str) -> Any:
+    """Raises: MissingDependency, with the extra to install."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"{module.partition('.')[0]} is not installed here ({error}); install it with "
+            f"`pip install 'skyward[{extra}]'`",
+            name=module,
+        ) from error
+
+
+def unwrapped(model: Any) -> Any:
+    """The user's model: without the wrappers of data parallelism (`.module`) and torch.compile (`._orig_mod`)."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def plain(value: Any) -> Any:
+    """A number in place of an array or tensor of one; everything else as it is."""
+    if hasattr(value, "item") and getattr(value, "size", None) is not None:
+        size = value.numel() if hasattr(value, "numel") else value.size
+        return value.item() if size == 1 else value
+    return value
+
+
+def warn_of_silence(bus: CallbackHandler, silent: Mapping[str, str]) -> None:
+    """Says which handlers this framework never calls. silent: event -> why, and what to do."""
+    for event, why in silent.items():
+        if bus.listens(event):
+            names = ", ".join(callback_name(each) for each in bus if callable(getattr(each, event, None)))
+            _log.warning("%s: %s is never called here: %s", names, event, why)
