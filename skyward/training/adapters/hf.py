@@ -16,6 +16,7 @@ What differs from our `Trainer`, and what is done about it:
   agree on it; never between two micro-batches, where ranks that disagree would part.
 - State: HF writes JSON, by rank 0, from its ExportableState. Ours go in and out of it as they are, tensors too, and
   are restored on every resume, whether HF restores its own (`restore_callback_states_from_checkpoint`) or not.
+- HF tells its callbacks nothing of a run that raises, so `close()` of ours is called at the end of a run only.
 - `on_forward_backward_begin`/`_end` come from HF's events around them: the end of a step's last micro-batch is
   reported when gradients are clipped. `on_train_metrics` is not available: HF tells a loss only when it logs.
 """
@@ -95,7 +96,10 @@ class HFTranslation:
         return self._fire("on_train_begin", args, state, control, context, agree=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> Any:
-        return self._fire("on_train_end", args, state, control, context, agree=True)
+        try:
+            return self._fire("on_train_end", args, state, control, context, agree=True)
+        finally:
+            self._bus.close()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **context: Any) -> Any:
         return self._fire("on_epoch_begin", args, state, control, context, agree=True)

@@ -246,16 +246,16 @@ def test_flags_of_callbacks_are_hfs(tmp_path: Path) -> None:
     asks = [Asks("on_step_begin", 1, "should_save"), Asks("on_step_end", 3, "should_evaluate")]
     asks += [Asks("on_step_end", 4, "should_epoch_stop"), Asks("on_step_end", 2, "should_log")]
     trainer(tmp_path, HFCallbacks([*asks, ours]), logging_steps=100, num_train_epochs=1).train()
-    assert ours.events == [
-        *(("on_save", 2), ("on_log", 2), ("on_evaluate", 3), ("on_epoch_end", 4), ("on_log", 4))
-    ] or ours.events == [*(("on_log", 2), ("on_save", 2), ("on_evaluate", 3), ("on_epoch_end", 4), ("on_log", 4))]
+    # HF logs, evaluates, saves; the log at the end is that of the whole run.
+    first = [("on_log", 2), ("on_save", 2), ("on_evaluate", 3), ("on_epoch_end", 4), ("on_log", 4)]
+    assert ours.events == first
 
 
 # State, both ways.
 class Tensors(Counts):
     def state_dict(self) -> dict[str, Any]:
-        kept = {"mean": torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "scale": torch.tensor(3), "at": (1, "a")}
-        kept = {**kept, 7: b"bytes", "nan": float("nan")}
+        mean = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
+        kept = {"mean": mean, "scale": torch.tensor(3), "at": (1, "a"), "by_step": {7: b"bytes"}, "nan": float("nan")}
         return {**super().state_dict(), **kept}
 
 
@@ -283,7 +283,7 @@ def test_states_are_in_hfs_checkpoints_and_come_back(hf_restores: bool, tmp_path
     assert torch.equal(again.loaded["mean"], torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
     assert torch.equal(again.loaded["scale"], torch.tensor(3))
     assert again.loaded["at"] == (1, "a")
-    assert again.loaded[7] == b"bytes"  # type: ignore[index]
+    assert again.loaded["by_step"] == {7: b"bytes"}
     assert again.loaded["nan"] != again.loaded["nan"]
     assert alone.early_stopping_patience_counter == 0  # was 3 till the next evaluation, which was better
     assert recorder.events == [("on_init_end", 0), ("on_train_begin", 4), *(("on_step_end", at) for at in range(5, 13))]
