@@ -10,11 +10,13 @@ Names are loaded when they are first used: importing this imports no framework.
 from importlib import import_module as _import_module
 from typing import Any as _Any
 
+from . import callbacks as _callbacks
+
 _MODULES = {
     "adapters.hf": ("HFCallbacks",),
     "agree": ("Alone", "RankFailed", "Ranks", "TorchRanks", "ranks_of_this_process"),
     "bus": ("CallbackHandler",),
-    "callbacks": ("JsonLogWriter", "JsonLogger"),
+    "callbacks": tuple(_callbacks.__all__),
     "events": ("EVENTS", "Stateful", "TrainerCallback", "TrainerControl", "TrainerState"),
 }
 _SUBMODULES = ()

@@ -7,6 +7,8 @@ from .agree import Ranks as Ranks
 from .agree import TorchRanks as TorchRanks
 from .agree import ranks_of_this_process as ranks_of_this_process
 from .bus import CallbackHandler as CallbackHandler
+from .callbacks import DefaultMetrics as DefaultMetrics
+from .callbacks import DivergenceDetector as DivergenceDetector
 from .callbacks import JsonLogger as JsonLogger
 from .callbacks import JsonLogWriter as JsonLogWriter
 from .events import EVENTS as EVENTS
@@ -16,9 +18,11 @@ from .events import TrainerControl as TrainerControl
 from .events import TrainerState as TrainerState
 
 __all__ = [
-    "EVENTS",
     "Alone",
     "CallbackHandler",
+    "DefaultMetrics",
+    "DivergenceDetector",
+    "EVENTS",
     "JsonLogWriter",
     "JsonLogger",
     "HFCallbacks",

@@ -7,7 +7,9 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 _MODULES = {
+    "divergence": ("DivergenceDetector",),
     "jsonlog": ("JsonLogWriter", "JsonLogger"),
+    "metrics": ("DefaultMetrics",),
 }
 
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

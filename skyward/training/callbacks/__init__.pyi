@@ -1,9 +1,13 @@
 """What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
 
+from .divergence import DivergenceDetector as DivergenceDetector
 from .jsonlog import JsonLogger as JsonLogger
 from .jsonlog import JsonLogWriter as JsonLogWriter
+from .metrics import DefaultMetrics as DefaultMetrics
 
 __all__ = [
+    "DefaultMetrics",
+    "DivergenceDetector",
     "JsonLogWriter",
     "JsonLogger",
 ]
