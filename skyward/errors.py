@@ -244,10 +244,12 @@ class Unreachable(NodeError):
 class BootstrapFailed(NodeError):
     """What the image asks for could not be made on the machine.
 
-    Attributes: `phase` ("apt", "packages", ...), `output` (the last lines that it printed), `advice` (what to do).
+    Attributes: `host`, `phase` ("apt", "packages", ...), `output` (the last lines that it printed), `advice` (what to
+    do).
     """
 
     retryable = False
+    host: str = ""
     phase: str = ""
     output: tuple[str, ...] = ()
     advice: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -33,6 +34,8 @@ class PoolSpec:
     provision_timeout_s: float = 300.0
     code: Any = field(default=None, compare=False, repr=False)
     """What of the user's code travels (`skyward.bootstrap.code.Code`); None where nodes read the client's files."""
+    stop: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    """Set once nobody waits for its machines any more: what is being launched is ended instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,14 @@ class Machines(Protocol):
     """The source of machines, as far as an engine needs it."""
 
     def replace(self, node: int) -> Machine | None:
-        """Another machine in the place of a lost one; None: there will be none. May block; may raise."""
+        """Another machine in the place of a lost one; None: there will be none. May block; may raise.
+
+        It may be called again where what it gave cannot be reached: that is ended first.
+        """
+        ...
+
+    def give_up(self, node: int) -> None:
+        """There will be no other machine for the node: end what there is of it. May block; may raise."""
         ...
 
     def why_gone(self, node: int) -> str | None:

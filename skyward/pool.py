@@ -31,6 +31,7 @@ from .calls import (
     pop_active,
     push_active,
 )
+from .cluster import interrupts
 from .cluster.direct import DirectEngine
 from .cluster.future import Future
 from .cluster.keeper import Keeper
@@ -41,7 +42,7 @@ from .console.console import Console, open_console
 from .console.panel import Counts
 from .cost import Forecast, Spending, affordable
 from .dispatch import Dispatch, refuse_gang_options
-from .errors import ArgumentNotPicklable, PoolClosed, SkywardError, UsageError
+from .errors import ArgumentNotPicklable, NoCapacity, PoolClosed, SkywardError, UsageError
 from .events import Event, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
 from .executor import PoolExecutor
@@ -54,6 +55,7 @@ from .mapping import Chunk, MapRun, check_chunk
 from .options import check_options, is_pool_name, translated
 from .presence import Presence
 from .providers.base import Provider, RentedProvider
+from .providers.ending import shielded
 from .waiting import joined, streamed, value_of, values_of
 from .wire.frames import INLINE_LIMIT
 from .wire.seen import SeenArrays
@@ -68,6 +70,10 @@ _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
 _ASK_S = 5.0
 """Seconds to reach a node that is to end, and that perhaps nobody has told so."""
+_LAUNCH_PAUSES_S = 1.0, 20.0
+"""Before the second try to launch a machine in the place of another, and at most between two."""
+_STOP_LAUNCHING_S = 60.0
+"""Seconds that a launch gets to end when its pool is closed."""
 
 
 class ComputePool:
@@ -188,6 +194,11 @@ class ComputePool:
         self._console: Console | None = None
         self._presence: Presence | None = None
         self._lock = threading.Lock()
+        self._ending = threading.Lock()
+        """Held while it starts and while it ends."""
+        self._launched = threading.Condition()
+        self._launching = 0
+        """How many machines are being launched in the place of others."""
         self._engine: DirectEngine | None = None
         self._dispatch: Dispatch | None = None
         self._offers: list[Offer] = []
@@ -306,8 +317,10 @@ class ComputePool:
         if engine is not None:
             engine.cancel_all(error)
             self.close(cancel=True)
-        elif self._rented is not None:  # it still starts; what it waits for ends under it
-            self._rented.settle(self._name)
+        else:  # it still starts; what it waits for ends under it
+            self._spec.stop.set()
+            if self._rented is not None:
+                self._rented.settle(self._name)
 
     def _on_heard(self, is_heard: bool) -> None:
         engine = self._engine
@@ -326,9 +339,10 @@ class ComputePool:
 
     def start(self) -> Self:
         """Make the machines and connect to them; what fails, or is interrupted, leaves nothing behind."""
-        with self._lock:
+        with self._ending, self._lock:
             if self._engine is not None:
                 raise UsageError(f"{self!r} is open already")
+            self._spec = dataclasses.replace(self._spec, stop=threading.Event())
             self._look_at_image()
             self._ended_by = None
             presence = self._made_presence()
@@ -390,7 +404,7 @@ class ComputePool:
         """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""
         if self._engine is None:
             if self._owner == os.getpid():
-                with self._lock:  # another thread may be at it: its budget is spent
+                with self._ending:  # another thread may be at it: its budget is spent
                     return
             return
         try:
@@ -404,17 +418,28 @@ class ComputePool:
         finally:
             pop_active(self)
             try:
-                with self._lock:
-                    engine, self._engine = self._engine, None
-                    dispatch, self._dispatch = self._dispatch, None
-                    if engine is not None:
-                        self._tear_down(engine)
-                    if dispatch is not None:
-                        dispatch.close()
+                shielded(self._end)
                 if isinstance(self._sink, LogFiles):
                     self._sink.close()
             finally:
+                interrupts.restore()  # of this thread, which may be the main one
                 self._say_closed("" if self._ended_by is None else _in_words(self._ended_by))
+
+    def _end(self) -> None:
+        """Once, whoever calls it: another waits until it is done. A Ctrl-C does not come between its steps."""
+        with self._ending:
+            with self._lock:
+                engine, self._engine = self._engine, None
+                dispatch, self._dispatch = self._dispatch, None
+            self._spec.stop.set()
+            with self._launched:  # a machine that is being launched is ended by who does so
+                self._launched.wait_for(lambda: not self._launching, _STOP_LAUNCHING_S)
+            try:
+                if engine is not None:
+                    self._tear_down(engine)
+            finally:
+                if dispatch is not None:
+                    dispatch.close()
 
     def _say_closed(self, reason: str = "") -> None:
         seconds = time.monotonic() - self._began_at
@@ -496,16 +521,32 @@ class ComputePool:
 
     def replace(self, node: int) -> Machine | None:
         """For the engine: another machine in the place of one that was lost."""
+        with self._launched:
+            self._launching += 1
+        try:
+            return self._replaced(node)
+        finally:
+            with self._launched:
+                self._launching -= 1
+                self._launched.notify_all()
+
+    def give_up(self, node: int) -> None:
+        """For the engine: end the machine of a node that will not come back. One that is gone is no error."""
         old = self._machines.get(node)
-        if old is not None:
-            try:
-                self.provider.terminate([old])
-            finally:  # or its lease would be renewed for ever
-                Keeper.of_this_process().forget(old)
+        if old is None:
+            return
+        try:
+            self.provider.terminate([old])
+        finally:  # or its lease would be renewed for ever
+            Keeper.of_this_process().forget(old)
+        self._machines.pop(node, None)
+
+    def _replaced(self, node: int) -> Machine | None:
+        self.give_up(node)
         self._replacements += 1
         if self._engine is None or self._replacements > _MAX_REPLACEMENTS:
             return None
-        (machine,) = self._launch([node])
+        machine = self._launched_patiently(node)
         Keeper.of_this_process().watch(machine)
         with self._lock:
             if self._engine is not None:
@@ -519,6 +560,25 @@ class ComputePool:
         finally:
             Keeper.of_this_process().forget(machine)
         return None
+
+    def _launched_patiently(self, node: int) -> Machine:
+        """Another machine; where what prevents it may pass, again and again, for as long as machines may take."""
+        deadline = time.monotonic() + self._spec.provision_timeout_s
+        pause_s, most_s = _LAUNCH_PAUSES_S
+        while True:
+            try:
+                (machine,) = self._launch([node])
+                return machine
+            except SkywardError as error:
+                is_over = time.monotonic() + pause_s > deadline
+                if is_over or not self._may_pass(error) or self._spec.stop.wait(pause_s):
+                    raise
+            pause_s = min(2 * pause_s, most_s)
+
+    def _may_pass(self, error: SkywardError) -> bool:
+        """Hosts of the user's own do not grow in number or size; a cloud may have more machines in a while."""
+        is_lasting = isinstance(error, NoCapacity) and self._rented is None
+        return error.retryable and not is_lasting and not getattr(error, "is_final", False)
 
     def why_gone(self, node: int) -> str | None:
         """For the engine: whether the machine of a node that does not answer is certainly gone."""

@@ -47,13 +47,16 @@ sys.exit(main())
 def start() -> int:
     """Standard output gets {pid, started, socket, root, address, interface, ...}; see `node_facts` for the others.
 
-    `pid` and `started` name the watchdog for good; `root` is the folder that holds this package. When the agent does
+    The node's folder is there; once it is removed, no agent is started in it. `pid` and `started` name the watchdog for
+    good; `root` is the folder that holds this package. When the agent does
     not come up, nothing of it is left, the exit code is 1, and standard error ends with what it wrote.
     """
     config: NodeConfig = pickle.loads(sys.stdin.buffer.read())
     config = _with_address(config)
-    for folder in (config.folder, config.cwd):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not os.path.isdir(config.folder):
+        sys.stderr.write(f"the node's folder {config.folder} was removed: nobody waits for this agent any more")
+        return 1
+    os.makedirs(config.cwd, mode=0o700, exist_ok=True)
     log = os.open(os.path.join(config.folder, _LOG_NAME), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     process = subprocess.Popen(
         [*_out_of_the_session(), sys.executable, "-S", "-E", "-s", "-c", _BOOT, *sys.path],

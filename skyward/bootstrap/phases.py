@@ -15,15 +15,18 @@ _TAIL_LINES = 20
 
 
 class Phases:
-    """Tells of the phases of one node, one after another. `mask` is applied to every line that is shown or kept.
+    """Tells of the phases of one node, one after another.
+
+    `mask` is applied to every line that is shown or kept; `host` is how errors call the machine.
 
     Used by one thread at a time.
     """
 
-    def __init__(self, emit: Emit, node: int, mask: Callable[[str], str]) -> None:
+    def __init__(self, emit: Emit, node: int, mask: Callable[[str], str], host: str = "") -> None:
         self._emit = emit
         self._node = node
         self._mask = mask
+        self._host = host
         self.name = ""
         """Of the open phase; empty: none is."""
         self._began = 0.0
@@ -66,7 +69,10 @@ class Phases:
         self._emit(PhaseFailed(node=self._node, phase=name, seconds=seconds, reason=reason))
         self.name = ""
         printed = "".join(f"\n    {line}" for line in self._tail)
-        message = f"node {self._node}: {name} failed after {seconds:.1f} s: {reason}"
+        where = f" ({self._host})" if self._host else ""
+        message = f"node {self._node}{where}: {name} failed after {seconds:.1f} s: {reason}"
         message += f"; the last lines it printed:{printed}" if printed else ""
         message += f"\n{advice}" if advice and printed else f"; {advice}" if advice else ""
-        return BootstrapFailed(message, node=self._node, phase=name, output=tuple(self._tail), advice=advice)
+        return BootstrapFailed(
+            message, node=self._node, phase=name, output=tuple(self._tail), advice=advice, host=self._host
+        )

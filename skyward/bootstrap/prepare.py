@@ -28,7 +28,7 @@ _PROBE_LIMIT_S = 60.0
 _TIME_IS_UP = 124
 """Exit code of timeout(1)."""
 _SESSION_VARIABLES = re.compile(
-    r"SSH_.*|XDG_SESSION_.*|XDG_RUNTIME_DIR|_|PWD|OLDPWD|SHLVL|LS_COLORS|MAIL|MOTD_SHOWN|SKYWARD_RUN"
+    r"SSH_.*|XDG_SESSION_.*|XDG_RUNTIME_DIR|_|PWD|OLDPWD|SHLVL|LS_COLORS|MAIL|MOTD_SHOWN|SKYWARD_RUN|SKYWARD_NODE"
 )
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _ADVICE = (
@@ -72,20 +72,22 @@ def prepare(
     emit: Emit,
     node: int,
     folder: str,
+    host: str = "",
     code: Code | None = None,
     cache_limit_gib: float = CACHE_LIMIT_GIB,
     deadline: float | None = None,
 ) -> Ready:
     """Make a machine ready for an agent of this pool. Blocks; cancelled by an exception in this thread.
 
-    `folder` is the name of the pool's folder there; `code` is what `gather` has found, once for all nodes;
-    `cache_limit_gib` bounds what stays there, of all pools of this user; `deadline` is by time.monotonic(), by default
-    `image.bootstrap_timeout_s` from now. May be called again after any failure, and goes on where it was; several pools
-    may prepare one machine at a time. If it raises, the pool's folder may be there, and nothing else but the cache.
+    `folder` is the name of the pool's folder there; `host` is what errors call the machine; `code` is what `gather` has
+    found, once for all nodes; `cache_limit_gib` bounds what stays there, of all pools of this user; `deadline` is by
+    time.monotonic(), by default `image.bootstrap_timeout_s` from now. May be called again after any failure, and goes
+    on where it was; several pools may prepare one machine at a time. If it raises, the pool's folder may be there, and
+    nothing else but the cache.
 
     Raises UsageError, BootstrapFailed, and what `run` raises when the link is lost.
     """
-    return _Bootstrap(run, image, emit, node, folder, code, cache_limit_gib, deadline).go()
+    return _Bootstrap(run, image, emit, node, folder, host, code, cache_limit_gib, deadline).go()
 
 
 class _Bootstrap:
@@ -96,13 +98,14 @@ class _Bootstrap:
         emit: Emit,
         node: int,
         folder: str,
+        host: str,
         code: Code | None,
         cache_limit_gib: float,
         deadline: float | None,
     ) -> None:
         self._run = run
         self._image = image
-        self._phases = Phases(emit, node, _masking(image))
+        self._phases = Phases(emit, node, _masking(image), host)
         self._folder = folder
         self._code = code
         self._cache_limit_gib = cache_limit_gib

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import InternalError, NodeError, PoolClosed, SkywardError, TaskTimeout
+from ..errors import InternalError, NodeError, PoolClosed, SkywardError, TaskTimeout, Unreachable
 from ..events import Emit, NodeReady, ignore
 from ..machine import PREEMPTED, LogSink, Machine, Machines
 from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
@@ -52,6 +52,8 @@ from .watcher import Watcher
 __all__ = ["DirectEngine"]
 
 _CONNECT_S = 20.0
+_REPLACEMENT_TRIES = 3
+"""How often a lost node gets another machine before it is given up, where those that it gets cannot be reached."""
 _FINISH_S = 3.0
 """Seconds for the last frames to a remote node, and for the command that brings them there to end."""
 
@@ -979,12 +981,18 @@ class DirectEngine:
         machine: Machine | None = None
         link: NodeLink | None = None
         try:
-            machine = self._source.replace(node)
-            if machine is not None and self._is_open:
-                link = self._opener.open(machine)
+            for tries_left in range(_REPLACEMENT_TRIES - 1, -1, -1):
+                machine = self._source.replace(node)
+                if machine is None or not self._is_open:
+                    break
+                try:
+                    link = self._opener.open(machine)
+                    break
+                except Unreachable:
+                    if not tries_left:
+                        raise
         except Exception as error:  # the node's calls are told NodeLost; why there is no other node is told here
-            if self._is_open:
-                sys.stderr.write(f"skyward: node {node} could not be replaced: {type(error).__name__}: {error}\n")
+            self._give_up(node, error)
         with self._changing():
             if not self._is_open:
                 if link is not None:
@@ -999,6 +1007,16 @@ class DirectEngine:
             self._node_up(machine)
             self._teller.node_replaced(node)
         self._wake()
+
+    def _give_up(self, node: int, error: Exception) -> None:
+        if not self._is_open:
+            return  # the pool ends what there is
+        assert self._source is not None
+        sys.stderr.write(f"skyward: node {node} could not be replaced: {type(error).__name__}: {error}\n")
+        try:
+            self._source.give_up(node)
+        except Exception as failure:
+            sys.stderr.write(f"skyward: node {node}: and then: {type(failure).__name__}: {failure}\n")
 
 
 class _Changing:

@@ -15,7 +15,7 @@ from ..errors import InternalError, PoolClosed, Unreachable
 from ..machine import Machine
 from ..wire.channel import Channel, ChannelClosed, receive
 from ..wire.frames import PROTOCOL_VERSION, FrameParser, Kind, pack
-from .dial import Dialler
+from .dial import LINK_TIMES, Dialler
 from .link import NodeLink
 
 __all__ = ["Opener", "ask_to_end"]
@@ -48,7 +48,7 @@ class Opener:
                 raise PoolClosed("the pool was closed")
             self._diallers.add(dialler)
         try:
-            ends, facts = dialler.dial(self._timeout_s)
+            ends, facts = dialler.dial_until(time.monotonic() + self._timeout_s, LINK_TIMES)
         finally:
             with self._lock:
                 self._diallers.discard(dialler)

@@ -27,7 +27,7 @@ _LOOK_S = 3.0
 def bring_up(hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
     """Agents on all of the hosts, or none of them and an error; see `remote.bring_up`."""
     deadline = time.monotonic() + spec.provision_timeout_s
-    keys = _in_parallel([lambda host=host: _host_keys(host, deadline) for host in hosts])  # type: ignore[misc]
+    keys = _in_parallel([lambda host=host: _host_keys(host, deadline, spec.stop) for host in hosts])  # type: ignore[misc]
     places = [_place(host, found) for host, found in zip(hosts, keys, strict=True)]
     left_s = max(1.0, deadline - time.monotonic())
     return remote.bring_up(
@@ -61,14 +61,13 @@ def _place(host: Host, keys: tuple[str, ...]) -> remote.Place:
     )
 
 
-def _host_keys(host: Host, deadline: float) -> tuple[str, ...]:
+def _host_keys(host: Host, deadline: float, stop: threading.Event) -> tuple[str, ...]:
     """Those that the provider vouches for, as long as that holds up nothing: until the machine's sshd answers."""
     while True:
         is_open = _answers(host.address)
         keys = host.ask_host_keys()
-        if keys or is_open or time.monotonic() > deadline:
+        if keys or is_open or time.monotonic() > deadline or stop.wait(_LOOK_S):
             return keys
-        time.sleep(_LOOK_S)
 
 
 def _answers(address: str) -> bool:

@@ -314,8 +314,7 @@ class _Launch:
     def _rent(self, offers: Sequence[Offer]) -> tuple[Offer, list[Instance]]:
         """Machines that run, by the first offer that can be had. Raises NoCapacity that says what was tried."""
         for offer in self._allowed(offers):
-            if self.journal.id in _stopped:
-                raise ProviderError(f"{self.provider.name}: pool {self.pool} was ended while it started")
+            self._check_wanted()
             try:
                 return offer, self._rent_by(offer)
             except (NoCapacity, QuotaExceeded) as error:
@@ -328,6 +327,10 @@ class _Launch:
             + _advice(self.spec),
             tried=tuple(self._tried),
         )
+
+    def _check_wanted(self) -> None:
+        if self.journal.id in _stopped or self.spec.stop.is_set():
+            raise ProviderError(f"{self.provider.name}: pool {self.pool} was ended while it started")
 
     def _allowed(self, offers: Sequence[Offer]) -> list[Offer]:
         """Beside machines that live, only their zone will do, and what max_hourly_cost leaves."""
@@ -427,6 +430,7 @@ class _Launch:
     def _until_running(self, request: Request, ids: list[str]) -> list[Instance]:
         began = self._clock.monotonic()
         while True:
+            self._check_wanted()
             listed = {i.id: i for i in self._described(request)}
             mine = [listed[i] for i in ids if i in listed]
             ended = [i for i in mine if not i.is_billed]

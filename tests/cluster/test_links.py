@@ -248,7 +248,7 @@ def test_links_and_their_ends_leave_nothing_in_the_client(provider: Relayed) -> 
             provider.break_links()
             assert (sky.compute(len)(data) >> pool) == len(data)
         until(lambda: len(os.listdir("/proc/self/fd")) <= before + 1, 6)
-        assert "skyward-reconnect" not in [thread.name for thread in threading.enumerate()]
+        until(lambda: "skyward-reconnect" not in [thread.name for thread in threading.enumerate()])
 
 
 def test_a_pool_that_is_closed_while_a_link_is_cut_closes_at_once(provider: Relayed) -> None:

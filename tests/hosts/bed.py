@@ -130,13 +130,16 @@ def take_down(number: int) -> None:
     """End every process of bed `number`, and remove its namespaces, mounts, bridge and folder. Idempotent."""
     bed = Bed(number)
     owned = bed.folder / "owned"
+    killed: dict[int, str | None] = {}
     for record in owned.iterdir() if owned.exists() else ():
         if started(int(record.name)) == record.read_text():
-            _kill([int(record.name)])
+            _kill([int(record.name)], killed)
     names = [path.name for path in Path("/run/netns").glob(f"{bed.name}-*")]
     for name in names:
-        until(lambda name=name: not _kill(pids_in(name)))  # type: ignore[misc]
+        until(lambda name=name: not _kill(pids_in(name), killed))  # type: ignore[misc]
         ip("netns", "del", name)
+    # One that is ending is in no namespace any more, and is there still.
+    until(lambda: not any(start is not None and started(pid) == start for pid, start in killed.items()))
     for mounted in sorted(_mounts(bed.folder), reverse=True):
         subprocess.run(["umount", "-l", mounted], check=True)
     if Path(f"/sys/class/net/{bed.name}").exists():
@@ -172,9 +175,10 @@ def run(command: Sequence[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _kill(pids: Sequence[int]) -> bool:
-    """Kill them. Says whether there were any."""
+def _kill(pids: Sequence[int], killed: dict[int, str | None]) -> bool:
+    """Kill them, and note in `killed` which they were. Says whether there were any."""
     for pid in pids:
+        killed[pid] = started(pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if pids:

@@ -69,6 +69,7 @@ def test_what_is_left_when_the_reaper_is_killed_too_the_next_session_removes() -
     session = _Session()
     os.kill(session.reaper, signal.SIGKILL)
     session.kill()
+    until(lambda: not _is_alive(session.reaper))  # it holds the lock until it has ended
     assert any(_is_alive(pid) for pid in session.pids)
     with tidied(session.number) as lock:  # as Bed.claim() does with each number until one is free
         if lock is not None:  # else another session was faster, and has done it
