@@ -33,6 +33,7 @@
     │   ├── InitializerFailed      the pool's initializer raised in the slot
     │   ├── RendezvousFailed       the ranks of a gang could not meet
     │   └── GangHung               a rank of a gang does not come to where the others wait for it
+    ├── ControlFailed              a training run could not be asked, or refused what it was asked
     └── InternalError              us: a bug, please report it
 
 The user's own exceptions are not in this tree: they are re-raised as themselves, with the remote traceback attached
@@ -48,6 +49,7 @@ __all__ = [
     "AuthFailed",
     "BootstrapFailed",
     "BudgetExceeded",
+    "ControlFailed",
     "ForeignState",
     "GangHung",
     "HostKeyChanged",
@@ -321,6 +323,17 @@ class GangHung(TaskError):
     waiting: tuple[int, ...] = ()
     waited_s: float = 0.0
     stacks: dict[int, str] = {}  # noqa: RUF012  # set by each instance
+
+
+class ControlFailed(SkywardError):
+    """A training run could not be asked, or refused what it was asked.
+
+    Fields: `job_id`, `status` (HTTP's; None: there was no answer), `is_gone` (the run has ended).
+    """
+
+    job_id: str | None = None
+    status: int | None = None
+    is_gone: bool = False
 
 
 class InternalError(SkywardError):

@@ -22,6 +22,8 @@ class Call(NamedTuple):
     task: int
     info: InstanceInfo
     rank: Rank | None = None
+    agent: str = ""
+    """Path of the node's agent's socket."""
 
     @property
     def node(self) -> int:

@@ -11,6 +11,7 @@ from .callbacks import DefaultMetrics as DefaultMetrics
 from .callbacks import DivergenceDetector as DivergenceDetector
 from .callbacks import JsonLogger as JsonLogger
 from .callbacks import JsonLogWriter as JsonLogWriter
+from .control.callback import TrainerControlCallback as TrainerControlCallback
 from .events import EVENTS as EVENTS
 from .events import Stateful as Stateful
 from .events import TrainerCallback as TrainerCallback
@@ -32,6 +33,7 @@ __all__ = [
     "TorchRanks",
     "TrainerCallback",
     "TrainerControl",
+    "TrainerControlCallback",
     "TrainerState",
     "ranks_of_this_process",
 ]

@@ -103,6 +103,10 @@ class Kind(IntEnum):
     # Looking on.
     USAGE = 60  # C > A  lane: tenths of a second between two answers, 0: no more. A > C  json: one of them
 
+    # Questions to a call that runs; in front of each, and of its answer, stands its number (8 bytes).
+    ASK = 61  # C > A > S
+    ANSWER = 62  # S > A > C  lane: 0 answered, 1 nobody answers there, 2 too many are open, 3 the answer is too large
+
 
 class Frame(NamedTuple):
     kind: int

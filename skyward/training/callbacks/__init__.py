@@ -8,6 +8,7 @@ from typing import Any as _Any
 
 _MODULES = {
     "divergence": ("DivergenceDetector",),
+    "control": ("TrainerControlCallback",),
     "jsonlog": ("JsonLogWriter", "JsonLogger"),
     "metrics": ("DefaultMetrics",),
 }

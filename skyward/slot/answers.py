@@ -1,0 +1,107 @@
+"""Questions that the client asks of a call while it runs, answered beside it.
+
+A process slot reads its socket between calls only, and user code has its main thread. So what answers has a
+connection of its own to the node's agent, by the agent's socket, and a thread of its own that reads it. Nobody listens
+on any network for this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from ..wire.channel import ChannelClosed
+from ..wire.frames import INLINE_LIMIT, PROTOCOL_VERSION, Kind
+from .link import Link
+from .runtime import current_call
+
+__all__ = ["QUESTION_NUMBER", "Handler", "end", "serve"]
+
+QUESTION_NUMBER = 8
+"""Bytes of a question's number, in front of it and of its answer."""
+
+Reply = Callable[[bytes], None]
+Handler = Callable[[bytes, Reply], None]
+"""Gets a question, and calls the reply with its answer once, now or later, from any thread. It must not wait."""
+
+_open: dict[int, _Answering] = {}
+"""By the task that answers."""
+_lock = threading.Lock()
+
+
+def serve(handler: Handler) -> bool:
+    """Answer, from now on and until the running call ends, what the client asks of it. One handler for each call.
+
+    False: there is no call here, or its node's agent cannot be reached.
+    """
+    call = current_call()
+    if call is None or not call.agent:
+        return False
+    with _lock:
+        if call.task in _open:
+            _open[call.task].handler = handler
+            return True
+        try:
+            answering = _Answering(call.agent, call.task, handler)
+        except OSError:
+            return False
+        _open[call.task] = answering
+    answering.start()
+    return True
+
+
+def end(task: int) -> None:
+    """The call has ended. For the slot."""
+    if _open:
+        with _lock:
+            answering = _open.pop(task, None)
+        if answering is not None:
+            answering.close()
+
+
+class _Answering:
+    def __init__(self, agent: str, task: int, handler: Handler) -> None:
+        self.handler = handler
+        self._task = task
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock.connect(agent)
+        except OSError:
+            self._sock.close()
+            raise
+        self._link = Link(self._sock)
+        self._thread = threading.Thread(target=self._run, name="skyward-answers", daemon=True)
+
+    def start(self) -> None:
+        hello = {"version": PROTOCOL_VERSION, "role": "task", "task": self._task, "pid": os.getpid()}
+        with contextlib.suppress(OSError):
+            self._link.send(Kind.HELLO, body=json.dumps(hello).encode())
+        self._thread.start()
+
+    def close(self) -> None:
+        # Shut down, not only closed: a process that the call has forked may hold it, too.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        with self._sock:
+            try:
+                while True:
+                    frame = self._link.receive()
+                    if frame.kind == Kind.ASK:
+                        self._answer(frame.body[:QUESTION_NUMBER], frame.body[QUESTION_NUMBER:])
+            except (ChannelClosed, OSError):
+                return
+
+    def _answer(self, number: bytes, question: bytes) -> None:
+        def reply(answer: bytes) -> None:
+            fits = len(answer) <= INLINE_LIMIT
+            with contextlib.suppress(OSError):
+                self._link.send(Kind.ANSWER, self._task, number + (answer if fits else b""), lane=0 if fits else 3)
+
+        self.handler(question, reply)

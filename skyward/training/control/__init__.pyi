@@ -1,0 +1,10 @@
+from skyward.control import COMMANDS as COMMANDS
+from skyward.control import Client as Client
+from skyward.control import CommandState as CommandState
+from skyward.control import RunStatus as RunStatus
+
+from .callback import TrainerControlCallback as TrainerControlCallback
+from .client import find as find
+from .client import runs as runs
+from .endpoint import Endpoint as Endpoint
+from .endpoint import sweep as sweep

@@ -1,0 +1,307 @@
+"""The callback that lets a run be looked at, saved and stopped while it trains."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import secrets
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from ...control import check_job_id
+from ...errors import UsageError
+from ..agree import Alone, Ranks
+from ..events import TrainerCallback
+from . import channel, endpoint
+from .commands import Books
+from .server import ControlServer, bind, is_loopback
+
+__all__ = ["TrainerControlCallback"]
+
+_log = logging.getLogger(__name__)
+
+
+class TrainerControlCallback(TrainerCallback):
+    """Takes commands for the run: save, stop, abort, and says where it is.
+
+    Other processes of this user reach it by `skyward train`, by `skyward.training.control.find(job_id)` or by HTTP
+    (see docs/training.md); inside a call of a pool, the pool's program reaches it by `pool.control(...)`, for which no
+    port is opened. Commands are taken at the end of each step by rank 0, and the ranks agree on them there, so that all
+    of them stop at the same step. It changes nothing in signals.
+
+    Args:
+        job_id: names the run: letters, digits, ".", "_" and "-". None: `job_<time>_<host>_<process>`.
+        port: to listen on, 0 for any. None: the first that is free from 8900 on.
+        enable_http: None: outside of pools only.
+        host: the address to listen on. None: 127.0.0.1, which nobody but this machine reaches.
+        auth_token: what requests must bring. None: 32 random bytes, made when the run begins.
+        disable_auth: requests need bring nothing: whoever reaches the port can end the run.
+
+    Raises:
+        UsageError: here for what is out of range; when training begins, on all ranks, where the port is taken, the
+            job id is that of a run that lives, or its files cannot be written.
+    """
+
+    collective_events = frozenset({"on_train_begin", "on_log"})
+
+    def __init__(
+        self,
+        job_id: str | None = None,
+        port: int | None = None,
+        enable_http: bool | None = None,
+        host: str | None = None,
+        auth_token: str | None = None,
+        disable_auth: bool = False,
+    ) -> None:
+        if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535):
+            raise UsageError(
+                f"port: {port!r} is not a port; it is 0 to 65535, or None for the first free one from 8900"
+            )
+        if auth_token is not None:
+            _check_token(auth_token)
+            if disable_auth:
+                raise UsageError("auth_token: disable_auth=True asks for none; leave one of them out")
+        self._wanted_id = None if job_id is None else check_job_id(job_id)
+        self._port = port
+        self._enable_http = enable_http
+        self._host = host or "127.0.0.1"
+        self._given_token = auth_token
+        self._disable_auth = disable_auth
+        self._books: Books | None = None
+        self._job_id: str | None = self._wanted_id
+        self._server: ControlServer | None = None
+        self._is_aborting = False
+        self._close: weakref.finalize[Any, Any] | None = None
+
+    @property
+    def job_id(self) -> str | None:
+        """The run's, on every rank, once training has begun."""
+        return self._job_id
+
+    @property
+    def port(self) -> int | None:
+        """That rank 0 listens on; None: it does not listen."""
+        return None if self._server is None else self._server.port
+
+    # Life -----------------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, ranks: Ranks | None = None, **_: Any) -> None:
+        ranks = ranks or Alone(rank=0 if state.is_world_process_zero else 1)
+        self._end()
+        self._is_aborting = False
+        if ranks.rank == 0:
+            self._begin(args, state, ranks)
+        self._job_id = ranks.share(self._job_id)
+        self._tell_ranks(state, ranks)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._books is not None:
+            self._books.global_step = state.global_step
+            self._books.epoch = state.epoch
+        self._end()
+
+    def _begin(self, args: Any, state: Any, ranks: Ranks) -> None:
+        endpoint.sweep()
+        books = Books(self._wanted_id or endpoint.default_job_id())
+        books.max_steps, books.global_step, books.epoch = state.max_steps, state.global_step, state.epoch
+        books.world_size = ranks.world_size
+        channel.answer_here(books)
+        wants_http = not channel.is_in_call() if self._enable_http is None else self._enable_http
+        if wants_http:
+            self._listen(books, args)
+        self._books, self._job_id = books, books.job_id
+        # A run that ends by an exception fires no on_train_end.
+        self._close = weakref.finalize(self, _close, books, self._server)
+
+    def _listen(self, books: Books, args: Any) -> None:
+        sock = bind(self._host, self._port)
+        try:
+            endpoint.claim(books.job_id)
+            token = None if self._disable_auth else self._given_token or secrets.token_hex(32)
+            server = ControlServer([books], sock, host=self._host, token=token)
+            server.start()
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            endpoint.announce(
+                endpoint.Endpoint(
+                    job_id=books.job_id,
+                    host=sock.getsockname()[0],
+                    port=server.port,
+                    pid=os.getpid(),
+                    started_at=time.time(),
+                    output_dir=_text(args, "output_dir"),
+                    logging_dir=_text(args, "logging_dir"),
+                    has_auth=token is not None,
+                ),
+                token,
+            )
+        except BaseException:
+            server.close()
+            endpoint.withdraw(books.job_id)
+            raise
+        self._server = server
+        self._warn()
+        _log.info(
+            "control of %s: %s port %d; skyward train status %s", books.job_id, self._host, server.port, books.job_id
+        )
+
+    def _warn(self) -> None:
+        if not is_loopback(self._host):
+            _log.warning(
+                "control listens on %s, which other machines may reach, and what is said there is not encrypted; the "
+                "default, 127.0.0.1, is reached by `ssh -L`",
+                self._host,
+            )
+        if self._disable_auth:
+            _log.warning("control asks for no token (disable_auth): whoever reaches its port can end the run")
+
+    def _end(self) -> None:
+        close, self._close = self._close, None
+        if close is not None:
+            close()
+        self._books = self._server = None
+
+    # What happens ---------------------------------------------------------------------------------------------------
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        books = self._books
+        if books is not None:
+            books.step_at = time.time()
+            books.global_step, books.epoch, books.max_steps = state.global_step, state.epoch, state.max_steps
+            if books.has_new:
+                self._apply(books, args, control)
+        self._keep_aborting(control)
+
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Mapping[str, Any] | None = None,
+        ranks: Ranks | None = None,
+        **_: Any,
+    ) -> None:
+        if self._books is not None and logs:
+            self._books.logged(logs)
+        self._tell_ranks(state, ranks or Alone())
+        self._keep_aborting(control)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **_: Any
+    ) -> None:
+        if self._books is not None and metrics:
+            self._books.evaluated(metrics)
+        self._keep_aborting(control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._books is not None:
+            self._books.saved()
+        self._keep_aborting(control)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._keep_aborting(control)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._keep_aborting(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._keep_aborting(control)
+
+    # Within ---------------------------------------------------------------------------------------------------------
+
+    def _apply(self, books: Books, args: Any, control: Any) -> None:
+        """On rank 0: the flags that it sets here are all ranks' when they have agreed, at the end of this step."""
+        for command in books.take(books.global_step).commands:
+            _log.info("control: %s, at step %d", command, books.global_step)
+            if command == "abort":
+                self._is_aborting = True
+            else:
+                _ask(command, args, control)
+        if self._is_aborting:
+            _abort(control)
+
+    def _keep_aborting(self, control: Any) -> None:
+        """Whatever asks for a save after an abort, a schedule say, gets none; on every rank."""
+        if self._is_aborting or getattr(control, "should_abort_without_save", False):
+            control.should_save = control.should_evaluate = False
+            control.should_training_stop = True
+
+    def _tell_ranks(self, state: Any, ranks: Ranks) -> None:
+        said = ranks.exchange(
+            {
+                "rank": ranks.rank,
+                "node": os.environ.get("GROUP_RANK"),
+                "host": platform.node(),
+                "pid": os.getpid(),
+                "global_step": state.global_step,
+                "at": time.time(),
+                "memory_bytes": _memory_bytes(),
+            }
+        )
+        if self._books is not None:
+            self._books.ranks(said)
+
+
+def _close(books: Books, server: ControlServer | None) -> None:
+    """The run has ended, well or not. Its files go first: nobody is to find what does not answer any more."""
+    books.ended()
+    if server is not None:
+        endpoint.withdraw(books.job_id)
+        server.close()
+
+
+def _ask(command: str, args: Any, control: Any) -> None:
+    saves = command != "graceful_stop" or _strategy(args, "save_strategy") != "no"
+    if saves:
+        control.should_save = True
+        if getattr(args, "load_best_model_at_end", False) and _strategy(args, "eval_strategy") != "no":
+            control.should_evaluate = True  # the best is chosen among saves that were evaluated
+    if command != "save_checkpoint":
+        control.should_training_stop = True
+
+
+def _abort(control: Any) -> None:
+    control.should_training_stop = True
+    control.should_save = control.should_evaluate = False
+    if hasattr(control, "should_abort_without_save"):
+        control.should_abort_without_save = True
+    else:
+        _log.warning(
+            "abort: this producer cannot end without what it does at an end; the saves in between are left out"
+        )
+
+
+def _strategy(args: Any, name: str) -> str:
+    """Of arguments: theirs are enumerations in Hugging Face's. Without one, nothing is known against saving."""
+    value = getattr(args, name, None)
+    return str(getattr(value, "value", value))
+
+
+def _text(args: Any, name: str) -> str | None:
+    value = getattr(args, name, None)
+    return None if value is None else str(value)
+
+
+def _check_token(token: str) -> None:
+    if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(
+            "auth_token: give visible ASCII characters without spaces, as secrets.token_hex(32) makes them"
+        )
+
+
+def _memory_bytes() -> int | None:
+    """Allocated on this rank's device, else the process's resident memory."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.memory_allocated())
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None

@@ -1,0 +1,72 @@
+"""Control by the channel that a pool has to a node anyway: a run inside a call answers what `ComputePool.control` asks.
+
+Whoever can ask this way has the pool, or is the same user on the node; there is no token. Nothing listens.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Callable
+
+from ...slot import answers
+from ...slot.runtime import current_call
+from .api import Request, answer
+from .commands import Books
+from .server import MAX_WAITING
+
+__all__ = ["answer_here", "is_in_call"]
+
+_served: dict[int, weakref.WeakSet[Books]] = {}
+_waiting = threading.BoundedSemaphore(MAX_WAITING)
+
+
+def is_in_call() -> bool:
+    """Whether this code runs inside a call of a pool."""
+    return current_call() is not None
+
+
+def answer_here(books: Books) -> bool:
+    """The running call answers for that run, until the call ends. False: there is no call."""
+    call = current_call()
+    if call is None:
+        return False
+    runs = _served.setdefault(call.task, weakref.WeakSet())
+    runs.add(books)
+    return answers.serve(lambda question, reply: _on_question(runs, question, reply))
+
+
+def _on_question(runs: weakref.WeakSet[Books], question: bytes, reply: Callable[[bytes], None]) -> None:
+    try:
+        said = json.loads(question)
+        path, _, query = str(said["path"]).partition("?")
+        body = said.get("body")
+        request = Request(
+            method=str(said["method"]),
+            path=path,
+            query=query,
+            body=b"" if body is None else json.dumps(body).encode(),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        reply(_packed(400, {"error": "the question is not understood"}))
+        return
+
+    def say(*, may_wait: bool) -> None:
+        done = answer(list(runs), request, may_wait=may_wait)
+        reply(_packed(done.status, done.body))
+
+    def wait() -> None:
+        try:
+            say(may_wait=True)
+        finally:
+            _waiting.release()
+
+    if "wait=" in query and _waiting.acquire(blocking=False):
+        threading.Thread(target=wait, name="skyward-answers-wait", daemon=True).start()
+    else:
+        say(may_wait=False)
+
+
+def _packed(status: int, body: dict[str, object]) -> bytes:
+    return json.dumps({"status": status, "body": body}).encode()
