@@ -17,8 +17,6 @@ _MODULES = {
     "agree": ("Alone", "RankFailed", "Ranks", "TorchRanks", "ranks_of_this_process"),
     "bus": ("CallbackHandler",),
     "callbacks": tuple(_callbacks.__all__),
-    "callbacks": ("JsonLogWriter", "JsonLogger"),
-    "control.callback": ("TrainerControlCallback",),
     "events": ("EVENTS", "Stateful", "TrainerCallback", "TrainerControl", "TrainerState"),
 }
 _SUBMODULES = ()

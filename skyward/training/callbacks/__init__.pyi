@@ -1,7 +1,7 @@
 """What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
 
-from .divergence import DivergenceDetector as DivergenceDetector
 from .control import TrainerControlCallback as TrainerControlCallback
+from .divergence import DivergenceDetector as DivergenceDetector
 from .jsonlog import JsonLogger as JsonLogger
 from .jsonlog import JsonLogWriter as JsonLogWriter
 from .metrics import DefaultMetrics as DefaultMetrics
