@@ -15,9 +15,12 @@ from . import callbacks as _callbacks
 _MODULES = {
     "adapters.hf": ("HFCallbacks",),
     "agree": ("Alone", "RankFailed", "Ranks", "TorchRanks", "ranks_of_this_process"),
+    "arguments": ("DDPTrainingArguments", "TrainingArguments"),
     "bus": ("CallbackHandler",),
     "callbacks": tuple(_callbacks.__all__),
+    "checkpoint": ("Checkpoints", "FileCheckpoints", "RNGState", "SharingPattern", "StateComponent"),
     "events": ("EVENTS", "Stateful", "TrainerCallback", "TrainerControl", "TrainerState"),
+    "trainer": ("DDPTrainer", "EvalPrediction", "PredictionOutput", "TrainOutput", "Trainer"),
 }
 _SUBMODULES = ()
 

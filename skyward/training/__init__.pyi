@@ -6,34 +6,58 @@ from .agree import RankFailed as RankFailed
 from .agree import Ranks as Ranks
 from .agree import TorchRanks as TorchRanks
 from .agree import ranks_of_this_process as ranks_of_this_process
+from .arguments import DDPTrainingArguments as DDPTrainingArguments
+from .arguments import TrainingArguments as TrainingArguments
 from .bus import CallbackHandler as CallbackHandler
 from .callbacks import DefaultMetrics as DefaultMetrics
 from .callbacks import DivergenceDetector as DivergenceDetector
 from .callbacks import JsonLogger as JsonLogger
 from .callbacks import JsonLogWriter as JsonLogWriter
+from .checkpoint import Checkpoints as Checkpoints
+from .checkpoint import FileCheckpoints as FileCheckpoints
+from .checkpoint import RNGState as RNGState
+from .checkpoint import SharingPattern as SharingPattern
+from .checkpoint import StateComponent as StateComponent
 from .control.callback import TrainerControlCallback as TrainerControlCallback
 from .events import EVENTS as EVENTS
 from .events import Stateful as Stateful
 from .events import TrainerCallback as TrainerCallback
 from .events import TrainerControl as TrainerControl
 from .events import TrainerState as TrainerState
+from .trainer import DDPTrainer as DDPTrainer
+from .trainer import EvalPrediction as EvalPrediction
+from .trainer import PredictionOutput as PredictionOutput
+from .trainer import Trainer as Trainer
+from .trainer import TrainOutput as TrainOutput
 
 __all__ = [
     "Alone",
     "CallbackHandler",
+    "Checkpoints",
+    "DDPTrainer",
+    "DDPTrainingArguments",
     "DefaultMetrics",
     "DivergenceDetector",
     "EVENTS",
+    "EvalPrediction",
+    "FileCheckpoints",
+    "HFCallbacks",
     "JsonLogWriter",
     "JsonLogger",
-    "HFCallbacks",
+    "PredictionOutput",
+    "RNGState",
     "RankFailed",
     "Ranks",
+    "SharingPattern",
+    "StateComponent",
     "Stateful",
     "TorchRanks",
+    "TrainOutput",
+    "Trainer",
     "TrainerCallback",
     "TrainerControl",
     "TrainerControlCallback",
     "TrainerState",
+    "TrainingArguments",
     "ranks_of_this_process",
 ]

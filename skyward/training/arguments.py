@@ -1,0 +1,293 @@
+"""What a training run is told: Hugging Face's names and defaults, where it has them, checked when they are given.
+
+No framework is imported here. Where ours differ from Hugging Face's of the same name, the field says so.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import UsageError
+
+__all__ = ["DDPTrainingArguments", "TrainingArguments"]
+
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
+SCHEDULES = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "reduce_lr_on_plateau",
+    "cosine_with_min_lr",
+    "warmup_stable_decay",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingArguments:
+    """The settings of a run. Paths may be given as `Path`; they are kept as text.
+
+    `*_steps` count optimizer steps; below 1 they are a share of all steps. `-1` in max_steps: by num_train_epochs.
+
+    Raises: UsageError, which names the field, its value and the legal range.
+    """
+
+    output_dir: str | os.PathLike[str] | None = None
+    """Checkpoints are `output_dir/checkpoint-<step>`. None: `trainer_output` in the working folder."""
+    logging_dir: str | os.PathLike[str] | None = None
+    """What loggers write. None: `output_dir/logs`."""
+
+    # How long, and how fast
+    num_train_epochs: float = 3.0
+    max_steps: int = -1
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    learning_rate: float = 5e-5
+    lr_scheduler_type: str = "linear"
+    lr_scheduler_kwargs: Mapping[str, Any] | None = None
+    warmup_steps: float = 0
+    optim: str = "adamw_torch_fused"
+    weight_decay: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm; 0: they are not, and the norm is still logged."""
+    average_tokens_across_devices: bool = True
+    """Whether a token of one rank counts as much as one of another where their numbers differ."""
+    bf16: bool = False
+    fp16: bool = False
+    torch_compile: bool = False
+    torch_compile_backend: str | None = None
+    torch_compile_mode: str | None = None
+
+    # What is logged, evaluated and saved, and when
+    logging_strategy: str = "steps"
+    logging_steps: float = 500
+    logging_first_step: bool = False
+    logging_nan_inf_filter: bool = True
+    """Steps whose loss is not finite are left out of the logged mean. Unlike Hugging Face's, a logged interval without
+    one finite loss is shown as it is: a run that has diverged must not look as if it had not."""
+    include_num_input_tokens_seen: bool | str = "no"
+    eval_strategy: str = "no"
+    eval_steps: float | None = None
+    eval_delay: float = 0
+    eval_on_start: bool = False
+    per_device_eval_batch_size: int = 8
+    prediction_loss_only: bool = False
+    save_strategy: str = "steps"
+    save_steps: float = 500
+    save_total_limit: int | None = None
+    save_only_model: bool = False
+    save_on_each_node: bool = False
+    """Nodes share no disk: each node keeps its own copy of each checkpoint."""
+    load_best_model_at_end: bool = False
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
+    resume_from_checkpoint: bool | str | os.PathLike[str] | None = None
+    """A checkpoint's folder; True: the newest in output_dir, which there must be; "auto": the newest, if there is one,
+    which is what a job wants that may be started again."""
+    ignore_data_skip: bool = False
+
+    # Data
+    dispatch_batches: bool | None = None
+    """Whether rank 0 reads for all ranks. None: where the data set is an iterable, which no one can share out. False
+    with an iterable: every rank reads the one that it was given, whole."""
+    dataloader_drop_last: bool = False
+    dataloader_num_workers: int = 0
+    dataloader_pin_memory: bool = True
+    dataloader_persistent_workers: bool = False
+    dataloader_prefetch_factor: int | None = None
+    dataloader_multiprocessing_context: str | None = None
+    train_sampling_strategy: str = "random"
+    remove_unused_columns: bool = True
+    label_names: tuple[str, ...] | list[str] | None = None
+
+    # The world
+    seed: int = 42
+    data_seed: int | None = None
+    use_cpu: bool = False
+    disable_tqdm: bool | None = None
+    ddp_find_unused_parameters: bool | None = None
+    ddp_bucket_cap_mb: int | None = None
+    ddp_broadcast_buffers: bool | None = None
+    ddp_static_graph: bool | None = None
+
+    do_eval: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        self._normalise()
+        for name, (is_legal, legal) in _RULES.items():
+            value = getattr(self, name)
+            if not is_legal(value):
+                raise UsageError(f"{type(self).__name__}.{name}={value!r}: must be {legal}")
+        self._derive()
+        self._check_combinations()
+
+    def _normalise(self) -> None:
+        output_dir = os.path.expanduser(os.fspath(self.output_dir if self.output_dir is not None else "trainer_output"))
+        logging_dir = self.logging_dir if self.logging_dir is not None else os.path.join(output_dir, "logs")
+        self._set("output_dir", output_dir)
+        self._set("logging_dir", os.path.expanduser(os.fspath(logging_dir)))
+        if isinstance(self.resume_from_checkpoint, os.PathLike):
+            self._set("resume_from_checkpoint", os.fspath(self.resume_from_checkpoint))
+        if isinstance(self.include_num_input_tokens_seen, bool):
+            self._set("include_num_input_tokens_seen", "all" if self.include_num_input_tokens_seen else "no")
+        for name in _CHOICES:
+            value = getattr(self, name)
+            self._set(name, getattr(value, "value", value))  # Hugging Face's enums have text as values
+
+    def _derive(self) -> None:
+        if self.eval_strategy == "steps" and not self.eval_steps:
+            self._set("eval_steps", self.logging_steps)
+        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau"
+        if self.metric_for_best_model is None and (needs_metric or self.save_strategy == "best"):
+            self._set("metric_for_best_model", "loss")
+        if self.greater_is_better is None and self.metric_for_best_model is not None:
+            self._set("greater_is_better", not self.metric_for_best_model.endswith("loss"))
+        self._set("do_eval", self.eval_strategy != "no")
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            value = getattr(self, name)
+            if value is not None and value >= 1:
+                self._set(name, int(value))
+
+    def _check_combinations(self) -> None:
+        name = type(self).__name__
+        if self.fp16 and self.bf16:
+            raise UsageError(f"{name}: fp16=True and bf16=True: at most one of them")
+        if self.dataloader_num_workers == 0 and self.dataloader_prefetch_factor is not None:
+            raise UsageError(f"{name}.dataloader_prefetch_factor={self.dataloader_prefetch_factor}: needs workers, set "
+                             "dataloader_num_workers to 1 or more")  # fmt: skip
+        needs_eval = self.save_strategy == "best" or self.lr_scheduler_type == "reduce_lr_on_plateau"
+        if needs_eval and self.eval_strategy == "no":
+            raise UsageError(f"{name}.eval_strategy='no': save_strategy='best' and "
+                             "lr_scheduler_type='reduce_lr_on_plateau' need 'steps' or 'epoch'")  # fmt: skip
+        if self.load_best_model_at_end and self.save_strategy != "best":
+            self._check_best()
+
+    def _check_best(self) -> None:
+        """The best model can be loaded only if the steps that are evaluated are saved, too."""
+        name = f"{type(self).__name__}.load_best_model_at_end=True"
+        if self.eval_strategy != self.save_strategy:
+            raise UsageError(
+                f"{name}: needs save_strategy ({self.save_strategy!r}) and eval_strategy ({self.eval_strategy!r}) to "
+                "be the same, or save_strategy='best'"
+            )
+        if self.eval_strategy != "steps":
+            return
+        every, evaluated = self.save_steps, self.eval_steps or self.logging_steps
+        quotient = every / evaluated
+        if (every < 1) != (evaluated < 1) or not math.isclose(quotient, round(quotient), rel_tol=1e-6):
+            raise UsageError(f"{name}: needs save_steps ({every}) to be a multiple of eval_steps ({evaluated})")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def warmup_steps_of(self, max_steps: int) -> int:
+        """How many of `max_steps` steps the learning rate rises."""
+        return int(self.warmup_steps) if self.warmup_steps >= 1 else math.ceil(max_steps * self.warmup_steps)
+
+    @property
+    def train_batch_size(self) -> int:
+        """Of one rank, in one micro-batch."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Of one rank."""
+        return self.per_device_eval_batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDPTrainingArguments(TrainingArguments):
+    """Of a `DDPTrainer`. Rank 0 reads the data and hands it out; `dispatch_batches=False`: every rank reads its own."""
+
+    dispatch_batches: bool | None = True
+
+
+Interval = Literal["no", "steps", "epoch"]
+Rule = tuple[Callable[[Any], bool], str]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "logging_strategy": ("no", "steps", "epoch"),
+    "eval_strategy": ("no", "steps", "epoch"),
+    "save_strategy": ("no", "steps", "epoch", "best"),
+    "lr_scheduler_type": SCHEDULES,
+    "optim": OPTIMIZERS,
+    "train_sampling_strategy": ("random", "sequential"),
+    "include_num_input_tokens_seen": ("no", "all", "non_padding"),
+}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _at_least(least: float) -> Rule:
+    return lambda value: _is_number(value) and value >= least, f"a number, at least {least:g}"
+
+
+def _whole(least: int, *, or_none: bool = False) -> Rule:
+    legal = f"a whole number, at least {least}" + (", or None" if or_none else "")
+    return lambda value: (or_none and value is None) or (_is_whole(value) and value >= least), legal
+
+
+def _steps(*, or_none: bool = False) -> Rule:
+    legal = "a whole number of steps, at least 1, or a share of all steps between 0 and 1"
+    return lambda value: (or_none and value in (None, 0)) or _is_steps(value), legal + (", or None" * or_none)
+
+
+def _is_steps(value: object) -> bool:
+    return _is_number(value) and (0 < float(str(value)) < 1 or (float(str(value)) >= 1 and float(str(value)) % 1 == 0))
+
+
+def _share(value: object) -> bool:
+    return _is_number(value) and 0 <= float(str(value)) < 1
+
+
+def _one_of(names: tuple[str, ...]) -> Rule:
+    return lambda value: value in names, "one of " + ", ".join(map(repr, names))
+
+
+_RULES: dict[str, Rule] = {
+    **{name: _one_of(names) for name, names in _CHOICES.items()},
+    "num_train_epochs": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "max_steps": (lambda value: _is_whole(value) and (value == -1 or value > 0), "a whole number above 0, or -1"),
+    "per_device_train_batch_size": _whole(1),
+    "per_device_eval_batch_size": _whole(1),
+    "gradient_accumulation_steps": _whole(1),
+    "learning_rate": _at_least(0),
+    "warmup_steps": (
+        lambda value: _is_number(value) and (0 <= value < 1 or (value >= 1 and value % 1 == 0)),
+        "a whole number of steps, at least 0, or a share of all steps below 1",
+    ),
+    "weight_decay": _at_least(0),
+    "adam_beta1": (_share, "a number from 0 to below 1"),
+    "adam_beta2": (_share, "a number from 0 to below 1"),
+    "adam_epsilon": _at_least(0),
+    "max_grad_norm": _at_least(0),
+    "logging_steps": _steps(),
+    "eval_steps": _steps(or_none=True),
+    "save_steps": _steps(),
+    "eval_delay": _at_least(0),
+    "save_total_limit": _whole(1, or_none=True),
+    "dataloader_num_workers": _whole(0),
+    "dataloader_prefetch_factor": _whole(1, or_none=True),
+    "ddp_bucket_cap_mb": _whole(1, or_none=True),
+    "seed": (lambda value: _is_whole(value) and 0 <= value < 2**32, "a whole number from 0 to 4294967295"),
+    "data_seed": (
+        lambda value: value is None or (_is_whole(value) and 0 <= value < 2**32),
+        "a whole number from 0 to 4294967295, or None",
+    ),
+}

@@ -1,0 +1,292 @@
+"""How the batches of an epoch are read: from a map-style data set, an iterable, or a loader that the user made.
+
+A *source* opens an epoch at any micro-batch. What is skipped is not read where that can be: a map-style data set is
+asked for what comes next only, an iterable with a state is put back to it. Others are read on to the place.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from ..arguments import TrainingArguments
+from ..events import Stateful
+from .batches import BatchPlan, Share, size_of
+
+__all__ = [
+    "Collate",
+    "IterableSource",
+    "LoaderSource",
+    "MapSource",
+    "Read",
+    "Source",
+    "has_length",
+    "is_indexed",
+    "is_loader",
+    "loader_options",
+]
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """One batch as it was read. samples: that count; samples_of_all: of its round, where a plan says so."""
+
+    inputs: Any
+    samples: int
+    samples_of_all: int | None = None
+
+
+class Source(Protocol):
+    """Reads one rank's batches, or, for all ranks, those of rank 0, 1, ... of each round in turn."""
+
+    @property
+    def loader(self) -> Any:
+        """What callbacks see as the data loader."""
+
+    @property
+    def length(self) -> int | None:
+        """Batches that an epoch reads. None: not known."""
+
+    def open(self, epoch: int, *, skip: int) -> Iterator[Read]:
+        """An epoch from its batch `skip` on. What must be read to get there is read before this returns."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data set itself is, if it can say so."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        """For the next `open`, which must be of the place where the state was taken."""
+
+
+class MapSource:
+    """A data set with indices, by a plan. ranks: whose shares are read here, in each round."""
+
+    def __init__(
+        self, dataset: Any, plan: BatchPlan, *, ranks: tuple[int, ...], collate: Collate, options: Mapping[str, Any]
+    ) -> None:
+        self._plan, self._ranks = plan, ranks
+        self._sampler = _Sampler(plan, ranks)
+        self.loader: DataLoader[Any] = DataLoader(
+            _Seeded(dataset, plan.seed),
+            batch_sampler=self._sampler,  # its batches begin with their number
+            collate_fn=collate,
+            generator=torch.Generator(),  # or every epoch would draw a number from the global one
+            **options,
+        )
+
+    @property
+    def length(self) -> int | None:
+        return len(self._plan) * len(self._ranks)
+
+    def open(self, epoch: int, *, skip: int) -> Iterator[Read]:
+        start = skip // len(self._ranks)
+        self._sampler.epoch, self._sampler.start = epoch, start
+        assert self.loader.generator is not None
+        self.loader.generator.manual_seed(self._plan.seed ^ epoch)
+        batches = iter(self.loader)
+        counts = (
+            (shares[rank].samples, sum(share.samples for share in shares))
+            for shares in self._plan.rounds(epoch, start=start)
+            for rank in self._ranks
+        )
+        return (
+            Read(inputs=inputs, samples=own, samples_of_all=of_all)
+            for inputs, (own, of_all) in zip(batches, counts, strict=True)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        return
+
+
+class _Sampler:
+    """The batches of an epoch from a round on: (epoch, number of the batch), then the indices."""
+
+    def __init__(self, plan: BatchPlan, ranks: tuple[int, ...]) -> None:
+        self._plan, self._ranks = plan, ranks
+        self.epoch, self.start = 0, 0
+
+    def __len__(self) -> int:
+        return len(self._plan) * len(self._ranks)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for number, shares in enumerate(self._plan.rounds(self.epoch, start=self.start), start=self.start):
+            for rank in self._ranks:
+                share: Share = shares[rank]
+                yield [(self.epoch, number * self._plan.world_size + rank), *share.indices]
+
+
+class _Seeded(Dataset[Any]):
+    """Gives whole batches. In a worker process every batch has generators of its own, so that what is drawn for it
+    (augmentation, masking) is the same however many batches that worker has made before, and after a resume.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+    def __getitems__(self, batch: list[Any]) -> list[Any]:
+        (epoch, number), *indices = batch
+        if get_worker_info() is not None:
+            _seed_worker(hash((self._seed, epoch, number)) % 2**32)  # a hash of ints: the same in every process
+        whole = getattr(self._dataset, "__getitems__", None)
+        rows: list[Any] = whole(indices) if whole is not None else [self._dataset[index] for index in indices]
+        return rows
+
+
+def _seed_worker(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+class IterableSource:
+    """A data set that is read from its beginning. One with `state_dict` is put back to where it was; one with
+    `set_epoch` is told the epoch.
+    """
+
+    def __init__(self, dataset: Any, *, batch_size: int, collate: Collate, drop_last: bool, options: Mapping[str, Any]):
+        self._dataset = dataset
+        self._batch_size, self._drop_last = batch_size, drop_last
+        self._state: dict[str, Any] | None = None
+        source = dataset if isinstance(dataset, IterableDataset) else _Iterated(dataset)
+        self._has_workers = options.get("num_workers", 0) > 0
+        self.loader = _loader_class(self._has_workers)(
+            source,
+            batch_size=batch_size,
+            collate_fn=collate,
+            drop_last=drop_last,
+            generator=torch.Generator(),
+            **options,
+        )
+
+    @property
+    def length(self) -> int | None:
+        if not has_length(self._dataset):
+            return None
+        whole, rest = divmod(len(self._dataset), self._batch_size)
+        return whole + (rest > 0 and not self._drop_last)
+
+    def open(self, epoch: int, *, skip: int) -> Iterator[Read]:
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+        self.loader.generator.manual_seed(epoch)
+        state, self._state = self._state, None
+        stateful = self._stateful()
+        if skip and state is not None and stateful is not None:
+            stateful.load_state_dict(state)
+            skip = 0
+        return _read_on(iter(self.loader), skip)
+
+    def state_dict(self) -> dict[str, Any]:
+        stateful = self._stateful()
+        return {} if stateful is None else {"position": stateful.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self._state = state_dict.get("position")
+
+    def _stateful(self) -> Stateful | None:
+        """With workers the data set of this process is not the one that is read: only the loader knows."""
+        candidate = self.loader if self._has_workers else self._dataset
+        return candidate if isinstance(candidate, Stateful) else None
+
+
+class LoaderSource:
+    """A loader that the user made, as it is. One with a state (torchdata's StatefulDataLoader) is put back to it."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self._state: dict[str, Any] | None = None
+
+    @property
+    def length(self) -> int | None:
+        return len(self.loader) if has_length(self.loader) else None
+
+    def open(self, epoch: int, *, skip: int) -> Iterator[Read]:
+        parts: list[Any] = [self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None)]
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        state, self._state = self._state, None
+        if skip and state is not None:
+            self.loader.load_state_dict(state)
+            skip = 0
+        return _read_on(iter(self.loader), skip)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.loader.state_dict()} if isinstance(self.loader, Stateful) else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self._state = state_dict.get("position") if isinstance(self.loader, Stateful) else None
+
+
+class _Iterated(IterableDataset[Any]):
+    """Any iterable, as torch wants it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dataset)
+
+
+def _read_on(batches: Iterator[Any], skip: int) -> Iterator[Read]:
+    for _ in range(skip):
+        next(batches, None)
+    return (Read(inputs=inputs, samples=size_of(inputs)) for inputs in batches)
+
+
+def _loader_class(has_workers: bool) -> Any:
+    """With workers, torchdata's StatefulDataLoader where it is installed: it knows how far they have read."""
+    if has_workers:
+        try:
+            from torchdata.stateful_dataloader import StatefulDataLoader
+        except ImportError:
+            return DataLoader
+        return StatefulDataLoader
+    return DataLoader
+
+
+def has_length(dataset: Any) -> bool:
+    """Whether `len` works: some classes have the method, and no length."""
+    try:
+        return len(dataset) is not None
+    except (TypeError, AttributeError, NotImplementedError):
+        return False
+
+
+def is_indexed(dataset: Any) -> bool:
+    """Whether samples are read by their number."""
+    return hasattr(dataset, "__getitem__") and not isinstance(dataset, IterableDataset | Mapping)
+
+
+def is_loader(dataset: Any) -> bool:
+    """Whether it gives batches already: torch's DataLoader, or torchdata's."""
+    return isinstance(dataset, DataLoader) or type(dataset).__name__ == "StatefulDataLoader"
+
+
+def loader_options(args: TrainingArguments, device: torch.device) -> dict[str, Any]:
+    """The arguments of a DataLoader that say how, not what."""
+    return {
+        "num_workers": args.dataloader_num_workers,
+        "pin_memory": args.dataloader_pin_memory and device.type == "cuda",
+        "persistent_workers": args.dataloader_persistent_workers and args.dataloader_num_workers > 0,
+        "prefetch_factor": args.dataloader_prefetch_factor,
+        "multiprocessing_context": args.dataloader_multiprocessing_context,
+    }

@@ -1,0 +1,87 @@
+"""The model among ranks: where it is, what is wrapped around it, and when gradients travel."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..agree import Ranks
+from ..arguments import TrainingArguments
+
+__all__ = ["accumulating", "device_of", "full", "is_sharded", "place", "unwrap", "wrap"]
+
+
+def device_of(args: TrainingArguments, ranks: Ranks) -> torch.device:
+    """This rank's: its GPU where there is one and use_cpu is not set, else the CPU."""
+    if args.use_cpu or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether its parameters are spread over ranks (FSDP2, tensor parallel)."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def place(model: nn.Module, device: torch.device) -> nn.Module:
+    """On its device; what is wrapped or sharded is where its maker has put it."""
+    if is_sharded(model) or unwrap(model) is not model:
+        return model
+    return model.to(device)
+
+
+def wrap(model: nn.Module, args: TrainingArguments, ranks: Ranks, device: torch.device) -> nn.Module:
+    """In DistributedDataParallel where there are several ranks. A model that is wrapped or sharded stays as it is."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    if ranks.world_size == 1 or isinstance(model, DistributedDataParallel) or is_sharded(model):
+        return model
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return model
+    options: dict[str, Any] = {
+        "find_unused_parameters": args.ddp_find_unused_parameters,
+        "bucket_cap_mb": args.ddp_bucket_cap_mb,
+        "broadcast_buffers": args.ddp_broadcast_buffers,
+        "static_graph": args.ddp_static_graph,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, **given)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module, out of DistributedDataParallel, DataParallel and torch.compile."""
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while True:
+        if isinstance(model, wrappers):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+@contextlib.contextmanager
+def accumulating(model: nn.Module, *, syncs: bool) -> Iterator[None]:
+    """Around forward and backward of a micro-batch: ranks average their gradients in a step's last one only."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        with contextlib.nullcontext() if syncs else model.no_sync():
+            yield
+        return
+    defer = getattr(model, "set_requires_gradient_sync", None)  # FSDP2's modules have it
+    if defer is not None:
+        defer(syncs)
+    yield
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """A sharded tensor's whole value, on every rank (collective); any other as it is."""
+    whole = getattr(tensor, "full_tensor", None)
+    return tensor if whole is None else whole()
