@@ -11,8 +11,10 @@ from .arguments import TrainingArguments as TrainingArguments
 from .bus import CallbackHandler as CallbackHandler
 from .callbacks import DefaultMetrics as DefaultMetrics
 from .callbacks import DivergenceDetector as DivergenceDetector
+from .callbacks import InfoCallback as InfoCallback
 from .callbacks import JsonLogger as JsonLogger
 from .callbacks import JsonLogWriter as JsonLogWriter
+from .callbacks import ProgressCallback as ProgressCallback
 from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import FileCheckpoints as FileCheckpoints
 from .checkpoint import RNGState as RNGState
@@ -42,9 +44,11 @@ __all__ = [
     "EvalPrediction",
     "FileCheckpoints",
     "HFCallbacks",
+    "InfoCallback",
     "JsonLogWriter",
     "JsonLogger",
     "PredictionOutput",
+    "ProgressCallback",
     "RNGState",
     "RankFailed",
     "Ranks",

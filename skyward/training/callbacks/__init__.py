@@ -11,6 +11,8 @@ _MODULES = {
     "control": ("TrainerControlCallback",),
     "jsonlog": ("JsonLogWriter", "JsonLogger"),
     "metrics": ("DefaultMetrics",),
+    "progress": ("ProgressCallback",),
+    "info": ("InfoCallback",),
 }
 
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

@@ -1,0 +1,131 @@
+"""What a run is, told when it begins."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sized
+from typing import Any
+
+from ..agree import Ranks
+from ..events import TrainerCallback
+from .columns import format_value
+from .progress import OutputStream, stream_of
+
+__all__ = ["InfoCallback", "details_of_run", "facts_of_run", "text_of"]
+
+_SECRETS = ("token", "password", "secret", "api_key")
+
+
+class InfoCallback(TrainerCallback):
+    """Writes what a run is when it begins: model, data, batch, steps, ranks.
+
+    verbose: also the arguments, the versions, the optimizer and the model's layers.
+    output_stream: as for ProgressCallback.
+    """
+
+    runs_on = "rank_zero"
+    on_error = "disable"
+
+    def __init__(self, verbose: bool = False, *, output_stream: OutputStream | None = None) -> None:
+        stream_of(output_stream)
+        self.verbose, self.output_stream = verbose, output_stream
+
+    def on_train_begin(self, args: Any, state: Any, ranks: Ranks, **context: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        facts = facts_of_run(args, state, ranks, **context)
+        if self.verbose:
+            facts.update(details_of_run(args, **context))
+        stream = stream_of(self.output_stream)
+        stream.write(text_of(facts))
+        stream.flush()
+
+
+def facts_of_run(args: Any, state: Any, ranks: Ranks, **context: Any) -> dict[str, str]:
+    """In few words. What a producer does not say is left out."""
+    batch = _number(args, "per_device_train_batch_size") or _number(state, "train_batch_size")
+    accumulation = _number(args, "gradient_accumulation_steps") or 1
+    facts: dict[str, Any] = {
+        **_facts_of_model(context.get("model")),
+        "examples": _length(getattr(context.get("train_dataloader"), "dataset", None)),
+        "epochs": _number(args, "num_train_epochs") or _number(state, "num_train_epochs"),
+        "steps": _number(state, "max_steps"),
+        "resumed at step": state.global_step or None,
+        "batch of a device": batch,
+        "gradient accumulation": accumulation if accumulation > 1 else None,
+        "batch of a step": batch * accumulation * ranks.world_size if batch else None,
+        "ranks": ranks.world_size,
+    }
+    return {key: format_value(value) for key, value in facts.items() if value is not None}
+
+
+def details_of_run(args: Any, **context: Any) -> dict[str, str]:
+    """At length. Arguments that hold secrets are masked."""
+    versions = {
+        name: getattr(sys.modules.get(name), "__version__", None)
+        for name in ("torch", "transformers", "lightning", "keras", "skyward")
+    }
+    found = {
+        "python": platform.python_version(),
+        **{name: value for name, value in versions.items() if value is not None},
+        **{f"args.{key}": _masked(key, value) for key, value in _vars(args)},
+    }
+    for name in ("optimizer", "lr_scheduler", "processing_class", "model"):
+        if context.get(name) is not None:
+            found[name] = str(context[name])
+    return found
+
+
+def text_of(facts: Mapping[str, str]) -> str:
+    """A line for each; values of several lines below their names."""
+    width = max((len(key) for key, value in facts.items() if "\n" not in value), default=0) + 1
+    return "".join(
+        f"{key}:\n{value}\n" if "\n" in value else f"{key + ':':<{width}} {value}\n" for key, value in facts.items()
+    )
+
+
+def _facts_of_model(model: Any) -> dict[str, Any]:
+    if model is None:
+        return {}
+    facts: dict[str, Any] = {"model": type(model).__name__}
+    if callable(getattr(model, "parameters", None)):
+        sizes = [(each.numel(), bool(each.requires_grad)) for each in model.parameters()]
+        total = sum(size for size, _ in sizes)
+        trainable = sum(size for size, is_trained in sizes if is_trained)
+    elif callable(getattr(model, "count_params", None)):  # Keras
+        total, trainable = model.count_params(), _elements(model.trainable_weights)
+    else:
+        return facts
+    facts["parameters"] = format_value(total, "si")
+    if trainable != total:
+        facts["trained"] = format_value(trainable, "si")
+    return facts
+
+
+def _elements(weights: Iterable[Any]) -> int:
+    total = 0
+    for each in weights:
+        size = 1
+        for length in each.shape:
+            size *= length
+        total += size
+    return total
+
+
+def _vars(args: Any) -> list[tuple[str, Any]]:
+    values = args if isinstance(args, Mapping) else getattr(args, "__dict__", {})
+    return [(key, value) for key, value in values.items() if not key.startswith("_") and value is not None]
+
+
+def _masked(key: str, value: Any) -> str:
+    return "***" if key.lower().endswith(_SECRETS) else str(value)
+
+
+def _number(of: Any, name: str) -> Any:
+    value = getattr(of, name, None)
+    return value if isinstance(value, int | float) and value > 0 else None
+
+
+def _length(of: Any) -> int | None:
+    return len(of) if isinstance(of, Sized) else None
