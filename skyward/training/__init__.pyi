@@ -1,6 +1,7 @@
 """What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
 
 from .adapters.hf import HFCallbacks as HFCallbacks
+from .adapters.lightning import LightningCallbacks as LightningCallbacks
 from .agree import Alone as Alone
 from .agree import RankFailed as RankFailed
 from .agree import Ranks as Ranks
@@ -50,6 +51,8 @@ __all__ = [
     "PredictionOutput",
     "ProgressCallback",
     "RNGState",
+    "HFCallbacks",
+    "LightningCallbacks",
     "RankFailed",
     "Ranks",
     "SharingPattern",

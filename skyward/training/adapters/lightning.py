@@ -1,0 +1,375 @@
+"""`LightningCallbacks`: our callbacks in Lightning's `Trainer`.
+
+    trainer = lightning.Trainer(..., callbacks=[LightningCallbacks([JsonLogger(), DivergenceDetector()])])
+
+What differs from our `Trainer`, and what is done about it:
+
+- Batches: Lightning's batch events are those of micro-batches. A step begins with the first one after an optimizer
+  step, and ends with the one after which `global_step` has advanced; the others end with `on_substep_end`.
+- Gradients: Lightning's `on_before_optimizer_step` comes before they are clipped. `on_pre_optimizer_step` comes after:
+  while `fit` runs, `configure_gradient_clipping` of the module is followed by it. (With manual optimization a user
+  clips before `step()`, so there it is Lightning's own.) `on_optimizer_step` is the optimizer's post-hook.
+- Logs: Lightning has none of its own kind. Every `logging_steps` steps there is one, with `loss` (the mean over the
+  steps since the last, and over all ranks), `grad_norm` before clipping, `learning_rate`, and what the module logs
+  while it trains. What it logs while it validates is `on_evaluate`'s, once, named `eval_...`.
+- The validation before training (sanity check) is ignored.
+- Order: an evaluation comes before the epoch's end, and after what a step's callbacks asked for.
+- Saves: what `ModelCheckpoint` writes is reported by `on_save` when it is written, with its path. What callbacks ask
+  for is `<output_dir>/checkpoint-<step>.ckpt`, by `trainer.save_checkpoint`: `fit(ckpt_path=...)` goes on from it.
+- Stop: `trainer.should_stop`, which Lightning obeys once `min_epochs` and `min_steps` are reached, after a checkpoint.
+  Abort: also before them; `ModelCheckpoint`s are taken out for the rest of the fit, and nothing is validated any more.
+- `should_evaluate` is not available: Lightning validates by its own cadence (`val_check_interval`). It is said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ..agree import Ranks
+from ..bus import CallbackHandler
+from .model import load_framework, plain, unwrapped
+from .run import Run, as_eval_metrics
+
+__all__ = ["LightningCallbacks", "LightningTranslation"]
+
+_log = logging.getLogger(__name__)
+
+
+class LightningTranslation:
+    """Lightning's events into ours. What `LightningCallbacks` is but for its base class."""
+
+    def __init__(
+        self,
+        callbacks: Iterable[object] = (),
+        *,
+        output_dir: str | os.PathLike[str] | None = None,
+        logging_dir: str | os.PathLike[str] | None = None,
+        logging_steps: int | None = None,
+        save_at_stop: bool = True,
+        count_tokens: Callable[[Any], int] | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._run = Run(
+            callbacks,
+            output_dir=output_dir,
+            logging_dir=logging_dir,
+            logging_steps=logging_steps,
+            saves_at_stop=save_at_stop,
+            ranks=ranks,
+        )
+        self._count_tokens = count_tokens or _tokens_of
+        self._fit: _Fit
+        self._is_in_step = self._is_in_backward = False
+        self._losses: list[Any] = []
+        self._step_tokens = 0
+        self._eval_names: set[str] = set()
+        self._metrics_before: dict[str, Any] = {}
+
+    @property
+    def callbacks(self) -> CallbackHandler:
+        """Those that it was given; `add` and `remove` change them."""
+        return self._run.bus
+
+    @property
+    def state_key(self) -> str:
+        return "skyward.training.LightningCallbacks"
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._run.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._run.load_state_dict(state_dict)
+
+    # A run -----------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._fit = _Fit(self._run, trainer, pl_module)
+        self._run.meet(self._fit, output_dir=trainer.default_root_dir)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._fill(trainer)
+        self._run.init_end()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._fill(trainer)
+        steps = trainer.estimated_stepping_batches
+        self._run.state.max_steps = self._run.args.max_steps = 0 if steps == float("inf") else int(steps)
+        self._is_in_step = self._is_in_backward = False
+        self._fit.attach()
+        self._run.begin(global_step=trainer.global_step)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._run.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._fit.detach()
+        self._run.bus.close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._fit.detach()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self._run.state.epoch = float(trainer.current_epoch)
+        self._run.fire("on_epoch_begin")
+        self._run.settle()
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        epoch = self._run.state.epoch or 0.0
+        batches = trainer.num_training_batches
+        self._run.epoch_end(epoch if batches != float("inf") else trainer.current_epoch + 1.0)
+
+    # A step ----------------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if not self._is_in_step:
+            self._is_in_step, self._losses, self._step_tokens = True, [], 0
+            self._run.step_begin()
+        tokens = self._count_tokens(batch)
+        self._step_tokens += tokens
+        self._run.took(tokens=tokens)
+        self._is_in_backward = True
+        self._run.fire("on_forward_backward_begin")
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        if self._is_in_backward:
+            self._is_in_backward = False
+            self._run.fire("on_forward_backward_end")
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        wanted = (trainer.global_step + 1) % self._run.state.logging_steps == 0
+        if wanted or self._run.bus.listens("on_train_metrics"):
+            self._fit.grad_norm = _norm(optimizer)
+        if not pl_module.automatic_optimization:
+            self._run.fire("on_pre_optimizer_step")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.on_after_backward(trainer, pl_module)  # where the module skipped it
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if loss is not None and hasattr(loss, "detach"):
+            # Lightning has divided it by the micro-batches of a step, as it does for the gradients.
+            parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            self._losses.append(loss.detach() * parts)
+        if trainer.global_step == self._run.state.global_step:
+            self._run.fire("on_substep_end")
+            return
+        self._is_in_step = False
+        mean = sum(self._losses) / len(self._losses) if self._losses else None
+        self._run.took(loss=mean)
+        if self._run.bus.listens("on_train_metrics"):
+            told = {"loss": mean, "grad_norm": self._fit.grad_norm, "tokens": self._step_tokens}
+            self._run.fire("on_train_metrics", metrics=told)
+        batches = trainer.num_training_batches
+        part = 0.0 if batches == float("inf") else (batch_idx + 1) / batches
+        self._run.step_end(global_step=trainer.global_step, epoch=trainer.current_epoch + part)
+
+    # Evaluation ------------------------------------------------------------------------------------------------------
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._metrics_before = dict(trainer.callback_metrics)
+
+    def on_validation_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if not trainer.sanity_checking:
+            self._run.fire("on_prediction_step")
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        # Lightning keeps training's and validation's numbers in one dict: validation's are those that it changes.
+        now, before = dict(trainer.callback_metrics), self._metrics_before
+        self._eval_names |= {name for name, value in now.items() if name not in before or _differ(before[name], value)}
+        self._fit.eval_names = self._eval_names
+        if not trainer.sanity_checking:
+            told = {name: value for name, value in now.items() if name in self._eval_names}
+            self._run.evaluated(as_eval_metrics(told))
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        self._run.fire("on_predict", metrics=as_eval_metrics(trainer.callback_metrics, prefix="test_"))
+        self._run.bus.agree(self._run.control)
+
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+        self._run.fire("on_predict", metrics={})
+        self._run.bus.agree(self._run.control)
+
+    # Within ----------------------------------------------------------------------------------------------------------
+
+    def _fill(self, trainer: Any) -> None:
+        """`args` and `state`, of what Lightning was told."""
+        args, state = self._run.args, self._run.state
+        state.logging_steps = args.logging_steps = self._run.logging_steps or max(1, trainer.log_every_n_steps)
+        epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else 0
+        args.num_train_epochs = state.num_train_epochs = epochs
+        args.gradient_accumulation_steps = trainer.accumulate_grad_batches
+        args.eval_strategy = "epoch" if trainer.enable_validation else "no"
+        args.save_strategy = "epoch" if trainer.checkpoint_callback is not None else "no"
+        args.disable_tqdm = trainer.progress_bar_callback is None
+        args.resume_from_checkpoint = trainer.ckpt_path
+        args.per_device_train_batch_size = getattr(trainer.train_dataloader, "batch_size", None)
+        state.train_batch_size = args.per_device_train_batch_size
+
+
+class _Fit:
+    """Lightning's side of a run: a `Framework`."""
+
+    def __init__(self, run: Run, trainer: Any, module: Any) -> None:
+        self._run, self._trainer, self._module = run, trainer, module
+        self.grad_norm: Any = None
+        self.eval_names: set[str] = set()
+        self._learning_rate: float | None = None
+        self._undo = ExitStack()
+        self._has_warned = False
+
+    def context(self) -> dict[str, Any]:
+        trainer = self._trainer
+        schedulers = [each.scheduler for each in trainer.lr_scheduler_configs]
+        return {
+            "model": unwrapped(self._module),
+            "optimizer": trainer.optimizers[0] if trainer.optimizers else None,
+            "lr_scheduler": schedulers[0] if schedulers else None,
+            "train_dataloader": trainer.train_dataloader,
+            "eval_dataloader": trainer.val_dataloaders,
+            "trainer": trainer,
+        }
+
+    def logs(self) -> dict[str, Any]:
+        logs: dict[str, Any] = {}
+        if self.grad_norm is not None:
+            logs["grad_norm"], self.grad_norm = plain(self.grad_norm), None
+        if self._learning_rate is not None:
+            logs["learning_rate"] = self._learning_rate
+        for name, value in self._trainer.callback_metrics.items():
+            if name not in self.eval_names and name != "loss":
+                logs[name] = plain(value)
+        return logs
+
+    def save(self, folder: str, step: int) -> None:
+        self._trainer.save_checkpoint(os.path.join(folder, f"checkpoint-{step}.ckpt"))  # `saved` follows, see attach
+
+    def stop(self) -> None:
+        self._trainer.should_stop = True
+
+    def abort(self) -> None:
+        trainer, loop = self._trainer, self._trainer.fit_loop
+        self._put(trainer, "limit_val_batches", 0)
+        self._put(loop, "min_epochs", None)
+        self._put(loop.epoch_loop, "min_steps", None)
+        trainer.should_stop = True
+        # They stand behind ours in the list, so none of them has had this event yet. In place: the list is being gone
+        # through.
+        taken = [each for each in trainer.callbacks if any(k.__name__ == "Checkpoint" for k in type(each).__mro__)]
+        trainer.callbacks[:] = [each for each in trainer.callbacks if each not in taken]
+        self._undo.callback(trainer.callbacks.extend, taken)
+
+    def stop_epoch(self) -> None:
+        self._trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
+
+    def evaluate(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "should_evaluate: Lightning validates by its own cadence only; use Trainer(val_check_interval=)"
+            )
+
+    def attach(self) -> None:
+        """For the length of a fit, what Lightning has no event for: gradients clipped, step taken, file written."""
+        self.detach()
+        run, trainer, module = self._run, self._trainer, self._module
+        clip, save = module.configure_gradient_clipping, trainer.save_checkpoint
+
+        def configure_gradient_clipping(*args: Any, **kwargs: Any) -> None:
+            clip(*args, **kwargs)
+            run.fire("on_pre_optimizer_step")
+
+        def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> None:
+            save(filepath, *args, **kwargs)
+            self._note_best()
+            run.saved(os.fspath(filepath))
+
+        def stepped(optimizer: Any, *_: Any) -> None:
+            self._learning_rate = float(optimizer.param_groups[0]["lr"])  # schedulers have not moved on yet
+            run.fire("on_optimizer_step")
+
+        self._put(module, "configure_gradient_clipping", configure_gradient_clipping)
+        self._put(trainer, "save_checkpoint", save_checkpoint)
+        for optimizer in trainer.optimizers:
+            self._undo.callback(optimizer.register_step_post_hook(stepped).remove)
+
+    def detach(self) -> None:
+        self._undo.close()
+
+    def _note_best(self) -> None:
+        best: Any = self._trainer.checkpoint_callback
+        score: Any = getattr(best, "best_model_score", None)
+        if score is not None and best.best_model_path:
+            state = self._run.state
+            if state.best_model_checkpoint != best.best_model_path:
+                state.best_global_step = state.global_step
+            state.best_metric, state.best_model_checkpoint = float(score), best.best_model_path
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        """Sets an attribute of one object till `detach`."""
+        own = vars(owner)
+        if name in own:
+            self._undo.callback(setattr, owner, name, own[name])
+        else:
+            self._undo.callback(delattr, owner, name)
+        setattr(owner, name, value)
+
+
+def _tokens_of(batch: Any) -> int:
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return int(ids.numel()) if ids is not None and hasattr(ids, "numel") else 0
+
+
+def _norm(optimizer: Any) -> Any:
+    """Of all gradients; not waited for."""
+    import torch
+
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not gradients:
+        return None
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each.detach()) for each in gradients]))
+
+
+def _differ(before: Any, after: Any) -> bool:
+    return before is not after and not bool((before == after).all())
+
+
+def _build() -> type:
+    has_old_name_only = find_spec("lightning") is None and find_spec("pytorch_lightning") is not None
+    package = "pytorch_lightning" if has_old_name_only else "lightning.pytorch"
+    base = load_framework(f"{package}.callbacks", extra="lightning").Callback
+    body = {"__doc__": LIGHTNINGCALLBACKS_DOC, "__module__": __name__}
+    return type("LightningCallbacks", (LightningTranslation, base), body)
+
+
+LIGHTNINGCALLBACKS_DOC = """A callback of Lightning's `Trainer` that runs ours. One for a trainer, all of them in it.
+
+    callbacks: as our `Trainer` takes them.
+    output_dir: where checkpoints that callbacks ask for go; None: the trainer's `default_root_dir`.
+    logging_dir: `args.logging_dir` for them; None: `<output_dir>/logs`.
+    logging_steps: optimizer steps from one log to the next, >= 1; None: the trainer's `log_every_n_steps`.
+    save_at_stop: whether a stop writes a checkpoint first.
+    count_tokens: a batch's tokens; None: the size of `input_ids` where a batch has it, else 0.
+    ranks: of the run; None: those of torch's process group.
+
+    Raises: UsageError for what is no callback, or a logging_steps that is not legal.
+    """
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback as _Callback
+
+    class LightningCallbacks(LightningTranslation, _Callback):  # type: ignore[misc]  # its base is Any to mypy here
+        __doc__ = LIGHTNINGCALLBACKS_DOC
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name != "LightningCallbacks":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = built = _build()
+        return built

@@ -1,0 +1,298 @@
+"""A run in a framework that has no state and no control of its own kind: what Lightning's and Keras's adapters share.
+
+The framework's side is behind the small protocol `Framework`; this decides when it is told what, as our `Trainer` and
+Hugging Face's do: flags are looked at where a step, an evaluation, an epoch or a save ends, a log comes before a save,
+a stop saves first, an abort saves and evaluates nothing more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ...errors import UsageError
+from ..agree import Ranks, ranks_of_this_process
+from ..bus import CallbackHandler
+from ..events import TrainerControl, TrainerState
+from .model import plain
+
+__all__ = ["Framework", "Run", "RunArguments", "as_eval_metrics"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class RunArguments:
+    """What callbacks look at in `args`, named as Hugging Face's; a view of what the framework was told."""
+
+    output_dir: str = "."
+    logging_dir: str = "./logs"
+    max_steps: int = -1
+    num_train_epochs: float = 0
+    logging_strategy: str = "steps"
+    logging_steps: int = 500
+    eval_strategy: str = "no"
+    eval_steps: int | None = None
+    save_strategy: str = "no"
+    """"no" where only callbacks ask for checkpoints; a stop saves all the same, see `Run`."""
+    save_steps: int = 500
+    gradient_accumulation_steps: int = 1
+    per_device_train_batch_size: int | None = None
+    load_best_model_at_end: bool = False
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
+    resume_from_checkpoint: str | None = None
+    disable_tqdm: bool = False
+
+
+class Framework(Protocol):
+    """What a run needs of the framework. Every method is called on all ranks, at the same places."""
+
+    def context(self) -> dict[str, Any]:
+        """model, optimizer, ... for handlers."""
+
+    def logs(self) -> dict[str, Any]:
+        """What the framework knows of the steps since the last log, but for `loss`."""
+
+    def save(self, folder: str, step: int) -> str | None:
+        """Writes a checkpoint and gives its path; None: `Run.saved` has been called already."""
+
+    def stop(self) -> None: ...
+
+    def abort(self) -> None:
+        """As `stop`, and what the framework would save or evaluate by itself it no longer does."""
+
+    def stop_epoch(self) -> None: ...
+
+    def evaluate(self) -> None:
+        """An evaluation is asked for now. Frameworks that cannot say so, once."""
+
+
+class Run:
+    """Callbacks with a state, a control and the places where they are looked at.
+
+    saves_at_stop: whether a stop writes a checkpoint first.
+    """
+
+    def __init__(
+        self,
+        callbacks: Iterable[object],
+        *,
+        output_dir: str | os.PathLike[str] | None,
+        logging_dir: str | os.PathLike[str] | None,
+        logging_steps: int | None,
+        saves_at_stop: bool,
+        ranks: Ranks | None,
+    ) -> None:
+        if logging_steps is not None and logging_steps < 1:
+            raise UsageError(
+                f"logging_steps={logging_steps!r}; it is the steps from one log to the next, >= 1, or None"
+            )
+        self.bus = CallbackHandler(callbacks)
+        self.args, self.state, self.control = RunArguments(), TrainerState(), TrainerControl()
+        self.framework: Framework
+        self._folders = (output_dir, logging_dir)
+        self.logging_steps = logging_steps
+        self._saves_at_stop = saves_at_stop
+        self._given_ranks = ranks
+        self._has_begun_once = self._is_over = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self.control = TrainerControl()
+        self._is_stopping = self._is_aborted = self._is_over = False
+        self._saved_step = self._logged_step = self._first_step = self.state.global_step
+        self._loss, self._weight = 0.0, 0.0
+        self._all_loss, self._all_weight = 0.0, 0.0
+        self._tokens = 0
+        self._began = time.monotonic()
+
+    # Its beginning and end -------------------------------------------------------------------------------------------
+
+    def meet(self, framework: Framework, *, output_dir: str) -> None:
+        """Knows the framework, the ranks and the folders. Before any event, once all ranks are there; repeatable."""
+        self.framework = framework
+        if self.bus.ranks.world_size == 1:
+            self.bus = CallbackHandler(list(self.bus), ranks=self._given_ranks or ranks_of_this_process())
+        ranks = self.bus.ranks
+        self.state.is_world_process_zero = ranks.rank == 0
+        self.state.is_local_process_zero = ranks.local_rank == 0
+        self.args.output_dir = os.fspath(self._folders[0] or output_dir)
+        self.args.logging_dir = os.fspath(self._folders[1] or os.path.join(self.args.output_dir, "logs"))
+
+    def init_end(self) -> None:
+        if not self._has_begun_once:
+            self._has_begun_once = True
+            self.fire("on_init_end")
+            self.bus.agree(self.control)
+
+    def begin(self, *, global_step: int) -> None:
+        """`state` and `args` are as they will be. global_step: where the run begins."""
+        self.state.global_step = global_step
+        self._reset()
+        self.fire("on_train_begin")
+        self.settle()
+
+    def end(self) -> None:
+        runtime = max(time.monotonic() - self._began, 1e-9)
+        steps = self.state.global_step - self._first_step
+        self._drain()
+        logs: dict[str, Any] = {"train_runtime": round(runtime, 4), "train_steps_per_second": round(steps / runtime, 3)}
+        if self.state.total_flos:
+            logs["total_flos"] = self.state.total_flos
+        if self._all_weight:
+            logs["train_loss"] = self._all_loss / self._all_weight
+        logs["epoch"] = self.state.epoch
+        self._keep(logs)
+        try:
+            self.fire("on_log", logs=logs)
+            self.fire("on_train_end")
+            self.bus.agree(self.control)
+        finally:
+            self._is_over = True
+            self.bus.close()
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def fire(self, event: str, **context: Any) -> None:
+        given = {"processing_class": None, "lr_scheduler": None, "train_dataloader": None, "eval_dataloader": None}
+        given |= self.framework.context()
+        self.bus.fire(event, args=self.args, state=self.state, control=self.control, **{**given, **context})
+
+    def step_begin(self) -> None:
+        self.control.should_save = self.control.should_evaluate = self.control.should_log = False
+        self.fire("on_step_begin")
+
+    def step_end(self, *, global_step: int, epoch: float) -> None:
+        """global_step may have advanced by more than one."""
+        before, self.state.global_step = self.state.global_step, global_step
+        self.state.epoch = epoch
+        every = self.state.logging_steps
+        if self.args.logging_strategy == "steps" and global_step // every > before // every:
+            self.control.should_log = True
+        self.fire("on_step_end")
+        self.settle()
+
+    def epoch_end(self, epoch: float) -> None:
+        self.state.epoch = epoch
+        if self.args.logging_strategy == "epoch":
+            self.control.should_log = True
+        self.fire("on_epoch_end")
+        self.settle()
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None:
+        self.control.should_evaluate = False
+        told = dict(metrics)
+        self.fire("on_evaluate", metrics=told)
+        self._keep({**told, "epoch": self.state.epoch})
+        self.settle()
+
+    def saved(self, path: str) -> None:
+        """A checkpoint is written, whoever asked for it. Nothing once the run has ended."""
+        if self._is_over:
+            return
+        self._saved_step = self.state.global_step
+        self.control.should_save = False
+        self.fire("on_save", checkpoint=path)
+        self.bus.agree(self.control)
+        self._obey()
+
+    def took(self, *, loss: Any = None, weight: float = 1.0, tokens: int = 0) -> None:
+        """What the next log is about: a mean loss of `weight` parts, a number or tensor; tensors are not waited for."""
+        self._tokens += tokens
+        if loss is not None:
+            self._loss, self._weight = self._loss + loss * weight, self._weight + weight
+
+    # What callbacks ask for ------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Does what callbacks of any rank have asked for."""
+        self.bus.agree(self.control)
+        if self.control.should_log:
+            self._write_log()
+        self._obey()
+        if self._is_stopping and self._saves_at_stop and self._saved_step != self.state.global_step:
+            self.control.should_save = True
+        if self._is_aborted:
+            self.control.should_save = False
+        if self.control.should_save:
+            self.control.should_save = False
+            path = self.framework.save(self.args.output_dir, self.state.global_step)
+            if path is not None:
+                self.saved(path)
+
+    def _obey(self) -> None:
+        control = self.control
+        if control.should_abort_without_save and not self._is_aborted:
+            self._is_aborted = True
+            self.framework.abort()
+        if self._is_aborted:
+            control.should_save = control.should_evaluate = False
+        elif control.should_training_stop and not self._is_stopping:
+            self._is_stopping = True
+            self.framework.stop()
+        if control.should_epoch_stop:
+            control.should_epoch_stop = False
+            self.framework.stop_epoch()
+        if control.should_evaluate:
+            control.should_evaluate = False
+            self.framework.evaluate()
+
+    def _write_log(self) -> None:
+        self.control.should_log = False
+        if self.state.global_step == self._logged_step:
+            return
+        self._logged_step = self.state.global_step
+        loss = self._drain()
+        logs: dict[str, Any] = {} if loss is None else {"loss": loss}
+        logs |= self.framework.logs()
+        logs["epoch"] = self.state.epoch
+        self.fire("on_log_step", logs=logs)
+        self._keep(logs)
+        self.fire("on_log", logs=logs)
+        self.bus.agree(self.control)
+
+    def _drain(self) -> float | None:
+        """The mean loss since the last time, over all ranks; their tokens are added up."""
+        mine = (float(self._loss), self._weight, self._tokens)
+        self._loss, self._weight, self._tokens = 0.0, 0.0, 0
+        told = self.bus.ranks.exchange(mine)
+        loss, weight = sum(each[0] for each in told), sum(each[1] for each in told)
+        self.state.num_input_tokens_seen += sum(each[2] for each in told)
+        self._all_loss, self._all_weight = self._all_loss + loss, self._all_weight + weight
+        return loss / weight if weight else None
+
+    def _keep(self, logs: Mapping[str, Any]) -> None:
+        self.state.log_history.append(
+            {**{name: plain(value) for name, value in logs.items()}, "step": self.state.global_step}
+        )
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.state
+        kept = {"num_input_tokens_seen": state.num_input_tokens_seen, "total_flos": state.total_flos}
+        return {"callbacks": self.bus.state_dict(), "state": {**kept, "log_history": list(state.log_history)}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        for name, value in state_dict["state"].items():
+            setattr(self.state, name, value)
+        self.bus.load_state_dict(state_dict["callbacks"])
+
+
+_VALIDATION = ("val_", "val/", "valid_", "validation_", "eval/")
+
+
+def as_eval_metrics(metrics: Mapping[str, Any], *, prefix: str = "eval_") -> dict[str, Any]:
+    """Named as callbacks know them: `val_loss`, `val/loss` and `loss` are `eval_loss`."""
+    named = {}
+    for name, value in metrics.items():
+        if not name.startswith(prefix):
+            known = next((each for each in _VALIDATION if name.startswith(each)), "")
+            name = prefix + name.removeprefix(known)  # noqa: PLW2901
+        named[name] = plain(value)
+    return named
