@@ -51,7 +51,6 @@ __all__ = [
     "PredictionOutput",
     "ProgressCallback",
     "RNGState",
-    "HFCallbacks",
     "LightningCallbacks",
     "RankFailed",
     "Ranks",
