@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.errors import SlotLost
 from tests.waiting import lines_of, until
 
 
@@ -284,3 +285,41 @@ def test_what_waits_does_not_begin_in_the_place_of_what_is_stopped(tmp_path: Pat
             group.cancel()
             assert sky.compute(abs)(-1) >> pool == 1  # the slot is free
     assert not late.exists()
+
+
+@sky.compute
+def note_and_nap(notes: Path, number: int, seconds: float) -> int:
+    with notes.open("a") as file:
+        file.write(f"{number}\n")
+    time.sleep(seconds)
+    return number
+
+
+def test_calls_that_wait_for_their_slot_run_once_or_not_at_all(tmp_path: Path) -> None:
+    """Many short calls, of which every third is cancelled and some kill their process."""
+    notes = tmp_path / "notes"
+    with sky.ComputePool(sky.Local(), nodes=2, concurrency=2, logs=False, cancel_grace_s=0.4) as pool:
+        futures = [note_and_nap(notes, i, 0.0005 * (i % 7)) > pool for i in range(300)]
+        cancelled = {i for i, future in enumerate(futures) if i % 3 == 0 and future.cancel()}
+        killers = [sky.compute(os._exit)(3) > pool for _ in range(2)]
+        for i, future in enumerate(futures):
+            if i not in cancelled:
+                assert future.result(timeout=30) == i
+        for killer in killers:
+            with pytest.raises(SlotLost):
+                killer.result(timeout=30)
+    ran = [int(line) for line in lines_of(notes)]
+    assert len(ran) == len(set(ran))
+    assert {i for i in range(300) if i not in cancelled} <= set(ran)
+
+
+def test_a_short_call_does_not_wait_for_a_long_one_while_a_slot_is_idle(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    with sky.ComputePool(sky.Local(), nodes=1, concurrency=2, logs=False, cancel_grace_s=0.4) as pool:
+        for _ in range(20):
+            touch(tmp_path / "warm") >> pool  # calls are short, as far as is known
+        stopped = wait_for_ever(begun) > pool
+        until(begun.exists)
+        calls = [note_and_nap(tmp_path / "notes", i, 0.01) > pool for i in range(20)]
+        assert [call.result(timeout=20) for call in calls] == list(range(20))
+        stopped.cancel()

@@ -21,7 +21,7 @@ from ..slot.zygote import ForkOrder
 from ..topology import Rank
 from ..wire.blobs import Blob
 from ..wire.channel import Channel
-from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind, pack
+from ..wire.frames import ON_SHELF, PROTOCOL_VERSION, QUIET, Frame, Kind, pack
 from ..wire.layout import references
 from ..wire.tasks import CALL_KINDS, TASK_HEAD, TASK_KIND_AT, NodeConfig, RankOrder
 from .blobs import NodeBlobs
@@ -42,6 +42,8 @@ _RANK_ENDS_S = 5.0
 """How long a rank's process may take to end after its last frame; a thread of the user's may keep it for ever."""
 _OF_RANKS = "skyward.slot.worker"
 """What a zygote has imported anyway. It stands in the preload lists of ranks, so that slots have other zygotes."""
+_OVERDUE_S = 0.25
+"""Seconds that a task waits on a shelf, while other slots go on, until another slot may have it."""
 _FINAL = (Kind.RESULT, Kind.ERROR)
 _GANG = CALL_KINDS.index("gang")
 
@@ -63,6 +65,9 @@ class Agent:
         self._ports = PortLocks(config.address)
         self._queue: deque[Pending] = deque()
         self._by_task: dict[int, Slot] = {}
+        """Of tasks that were sent to a slot."""
+        self._shelved: dict[int, Slot] = {}
+        """Of those the ones on a shelf, oldest first."""
         self._slots: list[Slot] = []
         self._ranks: dict[int, Slot] = {}
         self._failed_ranks: dict[int, bytes] = {}
@@ -228,6 +233,15 @@ class Agent:
         self._set_blocked(slot, not is_empty)
 
     def _dispatch(self) -> None:
+        """No slot is idle while a task could run there, and none that is busy will have to wait for its next."""
+        self._give_out()
+        while self._shelved and any(slot.room for slot in self._slots):
+            self._take_back(next(iter(self._shelved)))
+            self._give_out()
+        if self._queue:
+            self._fill_shelves()
+
+    def _give_out(self) -> None:
         """Give tasks to slots with room, oldest first; one that waits for its blobs holds up nobody."""
         waiting: deque[Pending] = deque()
         room = sum(slot.room for slot in self._slots)
@@ -256,10 +270,13 @@ class Agent:
         return best
 
     def _begin(self, slot: Slot, pending: Pending) -> None:
+        slot.running[pending.frame.ident] = None
+        self._give(slot, pending)
+
+    def _give(self, slot: Slot, pending: Pending, *, flags: int = 0) -> None:
         frame = pending.frame
         function = frame.body[:16]
         needed = references(frame.body, TASK_HEAD.size)
-        slot.running[frame.ident] = None
         self._by_task[frame.ident] = slot
         if function not in slot.functions:
             slot.functions.add(function)
@@ -268,7 +285,7 @@ class Agent:
             slot.channel.queue(Kind.FUNCTION, body=self._functions[function])
         for digest, _ in needed:
             self._send_blob(slot, digest)
-        slot.channel.queue(frame.kind, frame.ident, frame.body)
+        slot.channel.queue(frame.kind, frame.ident, frame.body, flags=flags, lane=pending.shelf_number if flags else 0)
         for following in pending.following:
             self._queue_stream_frame(slot, following)
         self._flush(slot)
@@ -313,6 +330,80 @@ class Agent:
     def _pending(self, task: int) -> Pending | None:
         return next((p for p in self._queue if p.frame.ident == task), None)
 
+    # Shelves --------------------------------------------------------------------------------------------------------
+
+    def _fill_shelves(self) -> None:
+        """Give slots that are busy what comes next. In the order of the queue, and one that waits for its blobs holds
+        up nobody; but behind a task that must wait for a free slot nothing goes on a shelf, or none would ever be free.
+        """
+        for slot in self._slots:
+            if slot.has_shelf_room:
+                self._take_back_overdue()
+                pending = self._take_first()
+                if pending is None:
+                    return
+                self._put_on_shelf(slot, pending)
+
+    def _take_first(self) -> Pending | None:
+        for pending in self._queue:
+            if not pending.missing:
+                if not pending.may_wait_in_slot:
+                    return None
+                self._queue.remove(pending)
+                return pending
+        return None
+
+    def _put_on_shelf(self, slot: Slot, pending: Pending) -> None:
+        assert slot.shelf is not None
+        pending.shelf_number = slot.shelf.put()
+        slot.shelved, slot.shelved_at = pending, time.monotonic()
+        self._shelved[pending.frame.ident] = slot
+        self._give(slot, pending, flags=ON_SHELF)
+
+    def _take_back_overdue(self) -> None:
+        """What waits behind a task that proves to be long, while other slots go on."""
+        while self._shelved:
+            task, slot = next(iter(self._shelved.items()))
+            if time.monotonic() - slot.shelved_at < _OVERDUE_S:
+                return
+            self._take_back(task)
+
+    def _take_back(self, task: int) -> None:
+        """A task goes from its shelf to the front of the queue, unless its slot has begun it."""
+        slot = self._shelved.pop(task)
+        pending = slot.shelved
+        assert pending is not None
+        assert slot.shelf is not None
+        numbers = slot.shelf.take_back()
+        if pending.shelf_number not in numbers:
+            slot.take_from_shelf()
+            return
+        slot.shelved, slot.is_shelf_spent = None, True
+        self._requeue(pending)
+        for running in list(slot.running.values()):
+            # It came from the shelf before, and the slot has not begun it yet: its frame is void as well.
+            if running is not None and running.shelf_number in numbers:
+                del slot.running[running.frame.ident]
+                self._requeue(running)
+
+    def _requeue(self, pending: Pending) -> None:
+        task = pending.frame.ident
+        slot = self._by_task.pop(task)
+        if task in slot.cancelled:
+            slot.cancelled.discard(task)
+            self._send(Kind.RECALLED, task)
+            return
+        pending.missing = self._missing(pending.frame)
+        self._queue.appendleft(pending)
+
+    def _ended(self, slot: Slot, task: int) -> None:
+        """The slot has nothing more to do with it."""
+        self._by_task.pop(task, None)
+        slot.ended(task)
+        if slot.shelved is None:
+            for running in slot.running:
+                self._shelved.pop(running, None)
+
     # The direct line ------------------------------------------------------------------------------------------------
 
     def _send_line(self, slot: Slot) -> None:
@@ -329,6 +420,7 @@ class Agent:
         slot = next((s for s in self._slots if s.line_number == number), None)
         if slot is not None:
             slot.running[frame.ident] = None
+            slot.held = frame.ident
             self._by_task[frame.ident] = slot
             return
         dead, begun, code = self._dead_line
@@ -336,25 +428,33 @@ class Agent:
         self._send_lost(frame.ident, self._lost_body(0 if has_begun else None, code))
 
     def _on_unhold(self, frame: Frame) -> None:
-        slot = self._by_task.pop(frame.ident, None)
+        slot = self._by_task.get(frame.ident)
         if slot is not None:
-            slot.running.pop(frame.ident, None)
-            slot.cancelled.discard(frame.ident)
+            self._ended(slot, frame.ident)
             self._dispatch()
 
     # Ending tasks ---------------------------------------------------------------------------------------------------
 
     def _on_recall(self, frame: Frame) -> None:
-        pending = self._pending(frame.ident)
-        if pending is not None:
-            self._queue.remove(pending)
+        if self._forget_unbegun(frame.ident):
             self._send(Kind.RECALLED, frame.ident)
+
+    def _forget_unbegun(self, task: int) -> bool:
+        """False: it has begun, as far as can be known, or was never here."""
+        was_shelved = task in self._shelved
+        if was_shelved:
+            self._take_back(task)
+        pending = self._pending(task)
+        if pending is None:
+            return False
+        self._queue.remove(pending)
+        if was_shelved and self._queue:
+            self._dispatch()
+        return True
 
     def _on_cancel(self, frame: Frame) -> None:
         """`lane` is the grace in tenths of a second before SIGKILL."""
-        pending = self._pending(frame.ident)
-        if pending is not None:
-            self._queue.remove(pending)
+        if self._forget_unbegun(frame.ident):
             self._send(Kind.RECALLED, frame.ident)
             rank = self._ranks.get(frame.ident)
             if rank is not None:
@@ -429,14 +529,12 @@ class Agent:
             if not frame.flags & QUIET:
                 self._read_output(slot, flush=False)
             self._forward(frame)
-            slot.running.pop(frame.ident, None)
-            slot.cancelled.discard(frame.ident)
+            self._ended(slot, frame.ident)
             slot.has_replied = True
             self._early_deaths = 0
-            self._by_task.pop(frame.ident, None)
             if slot.rank is not None:
                 self._loop.call_later(_RANK_ENDS_S, lambda: self._kill(slot))
-            if self._queue:
+            if self._queue or self._shelved:
                 self._dispatch()
         elif kind == Kind.LOG:
             self._log(frame.ident, frame.lane, frame.body)
@@ -582,12 +680,14 @@ class Agent:
             return
         if pid:
             kill_session(pid)
+        slot.is_dead = True  # it is given nothing more
         for frame in slot.receive():
             self._on_slot_frame(slot, frame)
         self._read_output(slot)
-        slot.is_dead = True
         if slot.line_number:
             self._dead_line = slot.line_number, int(slot.page[CURRENT]), code
+        if slot.shelved is not None:
+            self._take_back(slot.shelved.frame.ident)
         for task in list(slot.running):
             self._report_lost(slot, task, code)
         self._loop.forget(slot.channel)

@@ -11,11 +11,13 @@ from typing import Literal
 
 from ..errors import InternalError
 from ..slot.page import CANCEL, CURRENT, DRAINED, ENDED, INDEX, PAGE_GROUP, READING, map_page
+from ..slot.shelf import Shelf
 from ..slot.slot import SlotConfig
 from ..slot.stacks import STACKS_AT
 from ..topology import Rank
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame
+from ..wire.tasks import Mode, unpack_task
 from .output import OutputReader
 
 __all__ = ["Pending", "Slot", "make_slot"]
@@ -29,6 +31,14 @@ class Pending:
     missing: set[bytes]
     """Digests of blobs that are still on their way."""
     following: list[Frame] = field(default_factory=list)
+    shelf_number: int = 0
+    """With which it was put on a slot's shelf."""
+
+    @property
+    def may_wait_in_slot(self) -> bool:
+        """A plain call or a chunk. What follows a stream must reach it, and what is in its socket stands in the way."""
+        head = unpack_task(self.frame.body)
+        return head.mode != Mode.STREAM and not head.inputs
 
 
 @dataclass(eq=False)
@@ -48,8 +58,19 @@ class Slot:
     """The client's end of the direct line, until the client has it."""
     line_number: int = 0
     pid: int | None = None
-    running: dict[int, None] = field(default_factory=dict)
-    """Tasks sent to it, not yet ended."""
+    running: dict[int, Pending | None] = field(default_factory=dict)
+    """Tasks sent to it, not yet ended, but for the one on its shelf. Those that were there are kept: the slot may not
+    have begun them.
+    """
+    held: int = 0
+    """The task in `running` that came on the direct line."""
+    shelf: Shelf | None = None
+    """Of a process slot that is no rank."""
+    shelved: Pending | None = None
+    """What waits in its socket for the end of what runs."""
+    shelved_at: float = 0.0
+    is_shelf_spent: bool = False
+    """What was there was taken back. It leaves a void frame in the socket: one for each task that runs, no more."""
     functions: set[bytes] = field(default_factory=set)
     cancelled: set[int] = field(default_factory=set)
     preload: tuple[str, ...] = ()
@@ -70,11 +91,40 @@ class Slot:
 
     @property
     def room(self) -> int:
-        return 0 if self.is_dead else self.lanes - len(self.running)
+        return 0 if self.is_dead else max(0, self.lanes - len(self.running))
+
+    @property
+    def has_shelf_room(self) -> bool:
+        """Whether a task may wait in its socket. Not behind one of the direct line: its end is told to the client
+        alone, and the agent could not say which of the two had begun.
+        """
+        return (
+            self.shelf is not None
+            and self.shelved is None
+            and not self.is_shelf_spent
+            and len(self.running) == 1
+            and not (self.held or self.is_dead or self.is_broken)
+        )
 
     @property
     def finished_any(self) -> bool:
         return self.has_replied or any(self.page[lane * PAGE_GROUP + ENDED] for lane in range(self.lanes))
+
+    def ended(self, task: int) -> None:
+        """What waits on its shelf is the next to run."""
+        self.running.pop(task, None)
+        self.cancelled.discard(task)
+        if self.held == task:
+            self.held = 0
+        self.is_shelf_spent = False
+        if not self.running:
+            self.take_from_shelf()
+
+    def take_from_shelf(self) -> None:
+        """The slot has begun what was there, or will in a moment."""
+        pending, self.shelved = self.shelved, None
+        if pending is not None:
+            self.running[pending.frame.ident] = pending
 
     def lane_of(self, task: int) -> int | None:
         """The lane that the task runs in, by the shared page; None if it has not begun or has ended."""
@@ -116,6 +166,9 @@ class Slot:
         self.close_child_fds()
         if self.line is not None:
             self.line.close()
+        if self.shelf is not None:
+            self.shelf.close()
+            self.shelf = None
         self.channel.close()
         for reader in self.outputs:
             reader.close()
@@ -166,6 +219,10 @@ def make_slot(
         env=env,
     )
     child_fds = [theirs.detach(), *writes, page_fd]
+    shelf: Shelf | None = None
+    if executor == "process" and rank is None:
+        shelf = Shelf()
+        child_fds.append(shelf.slot_end())
     line: socket.socket | None = None
     if line_number:
         line, slot_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -180,6 +237,7 @@ def make_slot(
         outputs=tuple(OutputReader(fd, token, current, drained, reading) for fd in reads),
         child_fds=child_fds,
         page_fd=os.dup(page_fd) if rank is not None else -1,
+        shelf=shelf,
         line=line,
         line_number=line_number,
     )

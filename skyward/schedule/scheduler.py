@@ -20,10 +20,13 @@ from dataclasses import dataclass, field
 
 __all__ = ["Action", "FailGang", "FailTask", "Recall", "Scheduler", "Send", "StartGang"]
 
-SHORT_TASK_NS = 200_000_000
-"""Nanoseconds. Tasks whose running mean is below this are sent in advance: a round trip is then a notable part. With
-20 ms, batches of joblib's (100 ms) lost a hundredth on an idle machine, and a third on one with 15 others to run.
+SHORT_TASK_NS = 1_000_000_000
+"""Nanoseconds. Tasks whose running mean is below this are sent in advance: what a slot waits between two is then a
+notable part. Batches of joblib's take up to 0.4 s here; on a machine with 15 others to run, those that were not sent in
+advance lost a third.
 """
+_FIRST_MEAN_NS = 200_000_000
+"""What a task is taken for before one has ended."""
 _SHORT_ROUND_TRIPS = 32
 """Tasks are short as well if they take less than so many round trips: waiting for one would cost a thirtieth."""
 _LEAST_AHEAD = 2
@@ -105,12 +108,13 @@ class _Node:
     def takes_more(self) -> bool:
         return self.is_up and self.is_reachable
 
-    def most_ahead(self, mean_ns: float) -> int:
+    def most_ahead(self, mean_ns: float, *, is_known: bool) -> int:
         """How many tasks it is sent beyond its slots: none where they are long.
 
         Slots that began together end together: then each needs one.
         """
-        if mean_ns >= max(SHORT_TASK_NS, _SHORT_ROUND_TRIPS * self.round_trip_ns):
+        is_short = is_known and mean_ns < SHORT_TASK_NS
+        if not is_short and mean_ns >= _SHORT_ROUND_TRIPS * self.round_trip_ns:
             return 0
         on_the_way = self.slots * self.round_trip_ns / max(mean_ns, _LEAST_MEAN_NS)
         return min(max(_LEAST_AHEAD, self.slots) + math.ceil(on_the_way), max(_MOST_AHEAD, self.slots))
@@ -132,7 +136,8 @@ class Scheduler:
         self._tasks: dict[int, _Task] = {}
         self._queue: deque[_Task | _Gang] = deque()
         self._gangs: dict[int, tuple[tuple[int, ...], int]] = {}
-        self._mean_ns = float(SHORT_TASK_NS)
+        self._mean_ns = float(_FIRST_MEAN_NS)
+        self._has_mean = False
         self._turn = 0
 
     def counts(self) -> tuple[int, int]:
@@ -219,6 +224,7 @@ class Scheduler:
             return []
         if elapsed_ns is not None:
             self._mean_ns += _MEAN_WEIGHT * (elapsed_ns - self._mean_ns)
+            self._has_mean = True
         self.drop(task)
         return self._place()
 
@@ -321,9 +327,12 @@ class Scheduler:
 
     def _has_room(self, reserved: set[int]) -> bool:
         return any(
-            n.takes_more and n.load < n.slots + n.most_ahead(self._mean_ns) and n.id not in reserved
+            n.takes_more and n.load < n.slots + self._most_ahead(n) and n.id not in reserved
             for n in self._nodes.values()
         )
+
+    def _most_ahead(self, node: _Node) -> int:
+        return node.most_ahead(self._mean_ns, is_known=self._has_mean)
 
     def _place_task(self, task: _Task, reserved: set[int], actions: list[Action]) -> bool:
         node = self._pick(task.pinned, reserved, ahead=task.in_advance)
@@ -347,7 +356,7 @@ class Scheduler:
         for offset in range(count):
             node = candidates[(self._turn + offset) % count]
             room = node.slots - node.load
-            has_room = room > 0 or (ahead and room > -node.most_ahead(self._mean_ns))
+            has_room = room > 0 or (ahead and room > -self._most_ahead(node))
             if has_room and node.takes_more and node.id not in reserved and (best is None or room > best_room):
                 best, best_room = node, room
         self._turn += 1

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 
 from ..wire.blobs import Blob
 from ..wire.channel import ChannelClosed
-from ..wire.frames import Frame, Kind
+from ..wire.frames import ON_SHELF, Frame, Kind
 from ..wire.tasks import TASK_HEAD
 from .execute import Arrived
 from .guards import SlotGuard
 from .lanes import serve_threads
 from .link import Line, Link, Replies
 from .page import DRAINED, READING, map_page
+from .shelf import Claims
 from .slot import Slot, SlotConfig
 from .stacks import offer_stacks
 from .stdio import ProcessStreams, forbid_terminal
@@ -57,13 +58,14 @@ class _DirectInbox:
         return frame, self._slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ()
 
 
-def _serve_process(slot: Slot, page: memoryview, line: Line | None) -> None:
+def _serve_process(slot: Slot, page: memoryview, claims: Claims | None, line: Line | None) -> None:
     streams = ProcessStreams(slot.config.token, page, DRAINED, READING)
     guard = SlotGuard(page, 0, interrupts=True)
     inbox = _DirectInbox(slot)
 
     def run(frame: Frame, blobs: tuple[Blob, ...], replies: Replies | None = None) -> None:
-        slot.run(frame, blobs, 0, guard, inbox, streams, whole_process=True, replies=replies)
+        if claims is None or not frame.flags & ON_SHELF or claims.claim(frame.lane):
+            slot.run(frame, blobs, 0, guard, inbox, streams, whole_process=True, replies=replies)
 
     slot.link.send(Kind.READY)
     if line is not None:
@@ -75,7 +77,7 @@ def _serve_process(slot: Slot, page: memoryview, line: Line | None) -> None:
 
 
 def _serve_next(slot: Slot, inbox: _DirectInbox, run: Callable[..., None]) -> bool:
-    """Wait for what comes through the agent. True: it was a task, and has run."""
+    """Wait for what comes through the agent. True: it was a task, and has run, or was taken back."""
     if inbox.later:
         frame, blobs = inbox.later.pop(0)
     else:
@@ -122,12 +124,13 @@ def serve(
     page_fd: int,
     config: SlotConfig,
     prepare: Callable[[], None] | None = None,
+    shelf_fd: int = -1,
     line: socket.socket | None = None,
 ) -> None:
     """Run tasks until the agent goes away. Called in the freshly forked process.
 
-    `prepare` is called as part of the first task, before anything of the user's is loaded; `line` is the client's
-    direct line.
+    `prepare` is called as part of the first task, before anything of the user's is loaded. A process slot has a shelf,
+    and perhaps a direct line of the client's.
     """
     _volunteer_for_the_oom_killer()
     os.environ.update(config.env)
@@ -143,7 +146,8 @@ def serve(
         if config.executor == "thread":
             serve_threads(slot, page)
         else:
-            _serve_process(slot, page, None if line is None else Line(line, link))
+            claims = None if shelf_fd < 0 else Claims(shelf_fd)
+            _serve_process(slot, page, claims, None if line is None else Line(line, link))
     except ChannelClosed:
         pass  # the agent ended; so do we
 

@@ -58,7 +58,9 @@ class ZygoteConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ForkOrder:
-    """One process to make. Its descriptors: socket, output pipe, error pipe, shared page, perhaps a direct line."""
+    """One process to make. Its descriptors: socket, output pipe, error pipe, shared page; of a process slot also that
+    of its shelf, and perhaps a direct line.
+    """
 
     number: int
     config: SlotConfig
@@ -289,7 +291,7 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
         _take_in_orphans()
     # The watchdog above ignores it, and what is ignored is inherited: a task could not terminate its own subprocess.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    sock_fd, out, err, page, *lines = fds
+    sock_fd, out, err, page, *more = fds
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(out, 1)
@@ -298,9 +300,10 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
     for fd in (out, err):
         os.close(fd)
     prepare = partial(_apply_launch, order) if order.launch else None
-    line = socket.socket(fileno=lines[0]) if lines else None
+    shelf_fd = more[0] if more else -1
+    line = socket.socket(fileno=more[1]) if len(more) > 1 else None
     with socket.socket(fileno=sock_fd) as sock:
-        serve(sock, page, order.config, prepare, line)
+        serve(sock, page, order.config, prepare, shelf_fd, line)
 
 
 def _apply_launch(order: ForkOrder) -> None:

@@ -22,6 +22,7 @@ from ..errors import InternalError
 __all__ = [
     "HEADER",
     "HAS_FD",
+    "ON_SHELF",
     "INLINE_LIMIT",
     "MAX_BODY",
     "PROTOCOL_VERSION",
@@ -128,6 +129,11 @@ def pack(kind: int, ident: int = 0, body: bytes = b"", *, flags: int = 0, lane: 
 
 QUIET = 0x40
 """Flag of a slot's last frame of a task: the task wrote no output, so the agent need not look for any."""
+
+
+ON_SHELF = 0x20
+"""Flag of a task that is sent to a busy slot: it begins it only if it has it, by the number in `lane`; see
+`slot.shelf`."""
 
 
 class FrameParser:

@@ -57,6 +57,13 @@ def test_short_tasks_are_sent_in_advance_and_long_ones_are_not() -> None:
     assert len(submit(long, 9)) == 1
 
 
+def test_nothing_is_sent_in_advance_before_it_is_known_how_long_a_task_takes() -> None:
+    near, far = up(1), up(1)
+    far.set_round_trip(0, 100e6)
+    assert len(submit(near, 9)) == 1
+    assert len(submit(far, 9)) > 1  # a round trip is long against what a task is taken for
+
+
 def test_a_node_is_sent_one_short_task_in_advance_for_each_slot() -> None:
     scheduler = up(5)
     make_short(scheduler)
@@ -82,12 +89,12 @@ def test_a_far_node_is_sent_no_more_than_a_limit() -> None:
     assert len(submit(scheduler, 5000)) == 2 + FAR_AHEAD
 
 
-def test_tasks_of_a_second_are_sent_in_advance_where_a_round_trip_is_a_notable_part() -> None:
+def test_tasks_of_two_seconds_are_sent_in_advance_where_a_round_trip_is_a_notable_part() -> None:
     near, far = up(1), up(1)
     for scheduler in (near, far):
         for _ in range(100):
             scheduler.submit(-1)
-            scheduler.finished(-1, 1_000_000_000)
+            scheduler.finished(-1, 2_000_000_000)
     far.set_round_trip(0, 100e6)
     assert len(submit(near, 9)) == 1
     assert len(submit(far, 9)) > 1
