@@ -1,0 +1,144 @@
+"""How large the gradient of each parameter is, at evaluations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ..agree import Alone, Ranks
+from ..events import TrainerCallback, TrainerControl
+from .jsonlog import JsonLogWriter
+from .norms import PendingNorms, is_sharded, measure, named_parameters, unmeasurable
+
+__all__ = ["GradNormLogger", "evaluation_follows"]
+
+_log = logging.getLogger(__name__)
+
+
+class GradNormLogger(TrainerCallback):
+    """Writes the L2 norm of each parameter's gradient to `gradient_norms.json` in `args.logging_dir`, at evaluations.
+
+    They are those of the step before the evaluation, after clipping: records `grad_norms`, by parameter; one without
+    a gradient is not in it. Under Lightning they are from before clipping, which comes later there; where a
+    GradScaler's gradients are not clipped by Hugging Face's Trainer, they are scaled.
+
+    Norms are started in the step that an evaluation follows, a few kernels for all parameters, and waited for at the
+    evaluation, once. Other steps cost nothing; where it cannot be foreseen which step that is (by epochs of a loader
+    without a length), each step starts norms, and none waits. An evaluation that somebody asks for between two has no
+    record.
+
+    Rank 0 measures alone; where gradients are sharded (DTensors) every rank measures its part.
+    It warns once and does nothing where there are no gradients to see: the optimizer runs within the backward pass,
+    or parameters are on the meta device.
+    """
+
+    on_error = "disable"
+    collective_events = frozenset({"on_evaluate"})
+
+    def __init__(self) -> None:
+        self._writer = JsonLogWriter("gradient_norms.json")
+        self._is_off = True
+        self._pending: PendingNorms | None = None
+        self._pending_step = -1
+
+    def on_train_begin(self, args: Any, state: Any, model: Any = None, ranks: Ranks | None = None, **_: Any) -> None:
+        self._pending = None
+        self._is_off = getattr(args, "logging_dir", None) is None
+        if self._is_off:
+            return
+        self._leave_out(unmeasurable(model) or _why_no_gradients(model))
+        if not self._is_off and (ranks or Alone()).rank == 0:
+            self._writer.open(args.logging_dir, global_step=state.global_step)
+
+    def on_pre_optimizer_step(
+        self,
+        args: Any,
+        state: Any,
+        control: TrainerControl,
+        model: Any = None,
+        train_dataloader: Any = None,
+        ranks: Ranks | None = None,
+        **_: Any,
+    ) -> None:
+        if self._is_off or evaluation_follows(args, state, control, train_dataloader) is False:
+            return
+        self._pending, self._pending_step = None, state.global_step + 1
+        parameters = dict(named_parameters(model))
+        if (ranks or Alone()).rank != 0 and not any(is_sharded(each) for each in parameters.values()):
+            return
+        gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
+        if not gradients:
+            self._leave_out("no parameter has a gradient when the optimizer's step begins")
+            return
+        self._pending = measure(gradients)
+
+    def on_evaluate(self, state: Any, ranks: Ranks | None = None, **_: Any) -> None:
+        pending, self._pending = self._pending, None
+        mine = pending if self._pending_step == state.global_step else None
+        votes = (ranks or Alone()).exchange(None if mine is None else mine.is_sharded)
+        # Sharded norms are added up by all or by none.
+        if mine is None or (mine.is_sharded and None in votes):
+            return
+        norms = mine.values()
+        self._writer.write_record(state.global_step, state.epoch, {"grad_norms": norms})
+
+    def on_train_end(self, **_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The file is whole as it is; this ends the use of it."""
+        self._writer.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._writer.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._writer.load_state_dict(state_dict)
+
+    def _leave_out(self, reason: str | None) -> None:
+        self._is_off = reason is not None
+        if reason is not None:
+            _log.warning("GradNormLogger is left out: %s", reason)
+
+
+def evaluation_follows(args: Any, state: Any, control: TrainerControl, train_dataloader: Any) -> bool | None:
+    """Whether the step that is about to be made will be followed by an evaluation; None where nobody can know.
+
+    Asked before the optimizer's step, when `state.global_step` does not count it yet. The last step counts as one:
+    a run may evaluate at its end.
+    """
+    strategy = getattr(args, "eval_strategy", None)
+    strategy = getattr(strategy, "value", strategy)  # Hugging Face's is an enum
+    step = state.global_step + 1
+    if control.should_evaluate:
+        return True
+    if strategy == "no":
+        return False
+    if step == state.max_steps:
+        return True
+    if strategy == "steps":
+        every = getattr(state, "eval_steps", None) or getattr(args, "eval_steps", None)
+        # A delay of an epoch's share is Hugging Face's; only whole steps are looked at here.
+        is_late = step >= (getattr(args, "eval_delay", None) or 0)
+        return (is_late and step % int(every) == 0) if every else None
+    if strategy == "epoch":
+        return True if control.should_epoch_stop else _ends_epoch(args, step, train_dataloader)
+    return None
+
+
+def _ends_epoch(args: Any, step: int, train_dataloader: Any) -> bool | None:
+    try:
+        batches = len(train_dataloader)
+    except TypeError:  # no loader, or one that does not know
+        return None
+    accumulated = getattr(args, "gradient_accumulation_steps", None) or 1
+    steps = max(1, -(-batches // int(accumulated)))
+    return step % steps == 0
+
+
+def _why_no_gradients(model: Any) -> str | None:
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "_in_backward_optimizers", None):
+            return f"the optimizer runs within the backward pass, which leaves no gradient of {name!r}"
+    return None

@@ -1,0 +1,123 @@
+"""How large each parameter is, and how much each matrix can stretch, at evaluations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...errors import UsageError
+from ..agree import Alone, Ranks
+from ..events import TrainerCallback
+from .jsonlog import JsonLogWriter
+from .norms import is_sharded, measure, named_parameters, unmeasurable
+from .spectral import PowerIteration, as_matrix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ParameterNormLogger"]
+
+_log = logging.getLogger(__name__)
+
+
+class ParameterNormLogger(TrainerCallback):
+    """Writes norms of the parameters to `parameter_norms.json` in `args.logging_dir`, at evaluations.
+
+    Records have `norms`, the L2 norm of each parameter, and `spectral_norms`, the largest singular value of each
+    with two dimensions or more; a convolution's kernel counts as the matrix (out, everything else). Spectral norms
+    are estimates by power iteration, never above the truth: each goes on from where it stood at the last evaluation,
+    also in a run that resumes, so they soon are exact to a fraction of a per cent.
+
+    Rank 0 measures alone. Sharded parameters (DTensors) have their norms added up; for spectral norms every rank
+    gathers one whole matrix at a time, and rank 0 goes on with it.
+    With parameters that have no values (meta device) it warns once and does nothing.
+
+    log_norms: None: True.
+    power_iter_steps: products with each matrix and its transpose at an evaluation, >= 1; twice as many at the first.
+
+    Raises: UsageError for steps out of range.
+    """
+
+    on_error = "disable"
+    collective_events = frozenset({"on_evaluate"})
+
+    def __init__(
+        self, log_norms: bool | None = None, log_spectral_norms: bool = True, power_iter_steps: int = 10
+    ) -> None:
+        if power_iter_steps < 1:
+            raise UsageError(f"power_iter_steps is {power_iter_steps!r}; give 1 or more")
+        self.log_norms = log_norms is not False
+        self.log_spectral_norms = log_spectral_norms
+        self._iteration = PowerIteration(steps=power_iter_steps)
+        self._writer = JsonLogWriter("parameter_norms.json")
+        self._is_off = True
+
+    def on_train_begin(self, args: Any, state: Any, model: Any = None, ranks: Ranks | None = None, **_: Any) -> None:
+        self._is_off = getattr(args, "logging_dir", None) is None
+        if self._is_off:
+            return
+        reason = unmeasurable(model)
+        if reason is not None:
+            self._is_off = True
+            _log.warning("ParameterNormLogger is left out: %s", reason)
+        elif (ranks or Alone()).rank == 0:
+            self._writer.open(args.logging_dir, global_step=state.global_step)
+
+    def on_evaluate(self, state: Any, model: Any = None, ranks: Ranks | None = None, **_: Any) -> None:
+        if self._is_off:
+            return
+        rank = (ranks or Alone()).rank
+        parameters: dict[str, Tensor] = dict(named_parameters(model))
+        if rank != 0 and not any(is_sharded(each) for each in parameters.values()):
+            return
+        found: dict[str, Any] = {}
+        if self.log_norms:
+            found["norms"] = measure(parameters).values()
+        if self.log_spectral_norms:
+            found["spectral_norms"] = self._spectral_norms(parameters, is_writer=rank == 0)
+        if found:
+            self._writer.write_record(state.global_step, state.epoch, found)
+
+    def on_train_end(self, **_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The file is whole as it is; this ends the use of it."""
+        self._writer.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"writer": self._writer.state_dict(), "directions": self._iteration.state_dict()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._writer.load_state_dict(state_dict["writer"])
+        self._iteration.load_state_dict(state_dict["directions"])
+
+    def _spectral_norms(self, parameters: Mapping[str, Tensor], *, is_writer: bool) -> dict[str, float]:
+        """All estimates are started, then waited for once."""
+        import torch
+
+        estimates: dict[str, Tensor] = {}
+        failure: Exception | None = None
+        for name, parameter in parameters.items():
+            if parameter.ndim < 2 or parameter.numel() == 0 or parameter.is_complex():
+                continue
+            matrix = _whole(parameter)
+            if not is_writer or failure is not None:
+                continue  # the other ranks gather what is left of the matrices with this one, whatever happens here
+            try:
+                estimates[name] = self._iteration.estimate(name, as_matrix(matrix))
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        if not estimates:
+            return {}
+        device = next(iter(estimates.values())).device
+        values = torch.stack([each.to(device, torch.float32, non_blocking=True) for each in estimates.values()])
+        return dict(zip(estimates, values.tolist(), strict=True))
+
+
+def _whole(parameter: Any) -> Tensor:
+    detached = parameter.detach()
+    return detached.full_tensor() if is_sharded(parameter) else detached  # type: ignore[no-any-return]

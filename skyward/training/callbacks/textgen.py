@@ -1,0 +1,263 @@
+"""What the model says: text from prompts, at evaluations."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...errors import UsageError
+from ..agree import Alone, Ranks
+from ..events import TrainerCallback
+from .norms import is_sharded
+from .sampling import Sampling, context_length, device_of, logits_of, sample, undisturbed
+
+__all__ = ["Tokenizer", "TextgenCallback"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_SAMPLING = {"do_sample": True, "top_k": 20, "temperature": 0.7, "repetition_penalty": 1.15}
+
+TAG = "eval-text"
+
+
+class Tokenizer(Protocol):
+    """What a `processing_class` must be able to do here; Hugging Face's tokenizers can. `eos_token_id`, where it has
+    one, ends a text; a prompt without tokens begins with `bos_token_id` or that.
+    """
+
+    def encode(self, text: str, /) -> Sequence[int]: ...
+
+    def decode(self, tokens: Sequence[int], /) -> str: ...
+
+
+class TextgenCallback(TrainerCallback):
+    """Generates text at evaluations, the first one and then those that reach the next multiple of `generation_steps`.
+
+    The text goes to TensorBoard, tag "eval-text", one part for each prompt; without a `summary_writer`, to the log of
+    this module, level INFO. `texts` keeps the last one's parts.
+
+    Works with models of Hugging Face (their `generate`) and with any module that returns logits for token ids
+    (1, time); these compute the whole sequence for each token, so keep `max_new_tokens` small where that is slow.
+    Random numbers come from a seed of their own, the step: training draws the same with and without this, and a run
+    that resumes generates the same. Modes of modules and compiled calls are as before, after an exception too.
+
+    Rank 0 generates alone where it has the whole model. Where it has not (parameters are DTensors, or the trainer
+    has `pipeline_generate`), all ranks do together: rank 0 decides, and its tokens are sent to all.
+    `trainer.pipeline_generate(input_ids=(1, time), max_new_tokens=, eos_token_id=, pad_token_id=, **generation_config)`
+    gives the whole sequence, (1, time), on rank 0 at least.
+
+    summary_writer: a TensorBoard SummaryWriter, or ResumableSummaryWriter.
+    prompts: texts, or the path of a YAML file that is a list of texts.
+    generation_config: options of Hugging Face's `generate`, or its GenerationConfig; for plain modules those of
+        `Sampling`. None: sample, top_k 20, temperature 0.7, repetition_penalty 1.15.
+    generation_steps: steps between texts, >= 1. None: the run's eval_steps.
+    max_new_tokens: of each text, >= 1.
+
+    Raises: UsageError for arguments out of these ranges, and for a file that is no list of texts.
+    """
+
+    on_error = "disable"
+    collective_events = frozenset({"on_evaluate"})
+
+    def __init__(
+        self,
+        summary_writer: Any = None,
+        prompts: Sequence[str] | str | Path | None = None,
+        generation_config: Any = None,
+        generation_steps: int | None = None,
+        max_new_tokens: int = 200,
+    ) -> None:
+        if generation_steps is not None and generation_steps < 1:
+            raise UsageError(f"generation_steps is {generation_steps!r}; give 1 or more, or None for eval_steps")
+        if max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens is {max_new_tokens!r}; give 1 or more")
+        self.summary_writer = summary_writer
+        self.prompts = _prompts(prompts)
+        self.generation_config: Any = DEFAULT_SAMPLING if generation_config is None else generation_config
+        self.generation_steps = generation_steps
+        self.max_new_tokens = max_new_tokens
+        self.texts: list[str] = []
+        self._next_step = 0
+
+    # State: the counter -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next_step": self._next_step}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._next_step = int(state_dict["next_step"])
+
+    # Events -----------------------------------------------------------------------------------------------------------
+
+    def on_evaluate(
+        self,
+        args: Any,
+        state: Any,
+        model: Any,
+        processing_class: Any = None,
+        trainer: Any = None,
+        ranks: Ranks | None = None,
+        **kwargs: Any,
+    ) -> None:
+        world, step = ranks or Alone(), int(state.global_step)
+        # Rank 0's counter decides: after a resume by which only it got the state, others' would not agree.
+        if not world.share(step >= self._next_step):
+            return
+        every = self.generation_steps or getattr(state, "eval_steps", None) or getattr(args, "eval_steps", None) or 1
+        self._next_step = (step // int(every) + 1) * int(every)
+        pipeline = getattr(trainer, "pipeline_generate", None)
+        if pipeline is None and not any(is_sharded(each) for each in model.parameters()):
+            if world.rank != 0:
+                return
+            world = Alone()
+        with undisturbed(model, seed=step):
+            texts = [
+                self._text(prompt, model, _tokenizer(processing_class), pipeline, world, seed=step)
+                for prompt in self.prompts
+            ]
+        if world.rank == 0:
+            self.texts = texts
+            self._publish("\n\n---\n\n".join(texts), step)
+
+    def _publish(self, text: str, step: int) -> None:
+        if self.summary_writer is None:
+            _log.info("step %d, generated:\n%s", step, text)
+            return
+        self.summary_writer.add_text(TAG, text, global_step=step)
+        self.summary_writer.flush()
+
+    # One text ---------------------------------------------------------------------------------------------------------
+
+    def _text(self, prompt: str, model: Any, tokenizer: Any, pipeline: Any, world: Ranks, *, seed: int) -> str:
+        """The prompt and what follows it; on other ranks than 0, of no meaning."""
+        tokens = world.share(_encode(tokenizer, prompt) if world.rank == 0 else None)
+        if tokens is None:
+            raise UsageError(
+                f"prompts: {prompt!r} has no tokens, and the processing_class neither bos_token_id nor eos_token_id"
+            )
+        if pipeline is not None:
+            new = self._by_pipeline(tokens, model, tokenizer, pipeline)
+        elif world.world_size == 1 and _has_generate(model):
+            new = self._by_generate(tokens, model, tokenizer)
+        else:
+            new = self._by_logits(tokens, model, tokenizer, world, seed=seed)
+        return f"{prompt} [START] {_decode(tokenizer, new)}" if world.rank == 0 else ""
+
+    def _by_generate(self, tokens: list[int], model: Any, tokenizer: Any) -> list[int]:
+        import torch
+
+        input_ids = torch.tensor([tokens], device=device_of(model))
+        options: dict[str, Any] = {"generation_config": self.generation_config}
+        if isinstance(self.generation_config, Mapping):
+            options = {"pad_token_id": _padding(tokenizer), **self.generation_config}
+        output = model.generate(
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            max_new_tokens=self.max_new_tokens,
+            **options,
+        )
+        whole = _row(output)
+        return whole if getattr(model.config, "is_encoder_decoder", False) else whole[len(tokens) :]
+
+    def _by_pipeline(self, tokens: list[int], model: Any, tokenizer: Any, pipeline: Any) -> list[int]:
+        import torch
+
+        output = pipeline(
+            input_ids=torch.tensor([tokens], device=device_of(model)),
+            max_new_tokens=self.max_new_tokens,
+            eos_token_id=getattr(tokenizer, "eos_token_id", None),
+            pad_token_id=_padding(tokenizer),
+            **_options(self.generation_config),
+        )
+        return [] if output is None else _row(output)[len(tokens) :]
+
+    def _by_logits(self, tokens: list[int], model: Any, tokenizer: Any, world: Ranks, *, seed: int) -> list[int]:
+        import torch
+
+        device, longest = device_of(model), context_length(model)
+
+        def next_logits(so_far: list[int]) -> torch.Tensor:
+            window = so_far if longest is None else so_far[-longest:]
+            return logits_of(model(torch.tensor([window], device=device)))[0, -1]
+
+        return sample(
+            next_logits,
+            tokens,
+            sampling=Sampling.of(_options(self.generation_config)),
+            max_new_tokens=self.max_new_tokens,
+            end=getattr(tokenizer, "eos_token_id", None),
+            generator=torch.Generator().manual_seed(seed),
+            ranks=world,
+        )
+
+
+def _prompts(prompts: Sequence[str] | str | Path | None) -> list[str]:
+    found: object = prompts
+    if isinstance(prompts, (str, Path)):
+        found = _read_yaml(Path(prompts))
+    if not isinstance(found, (list, tuple)) or not found or not all(isinstance(each, str) for each in found):
+        raise UsageError(f"prompts: {prompts!r} is no list of texts, nor the path of a YAML file of one")
+    return list(found)
+
+
+def _read_yaml(path: Path) -> object:
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError(f"prompts: reading {path} needs PyYAML; pip install pyyaml, or give the texts") from error
+    try:
+        found: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"prompts: {path} cannot be read: {error}") from error
+    return found
+
+
+def _options(config: Any) -> dict[str, Any]:
+    """As keywords; of Hugging Face's GenerationConfig, those about the choice of tokens."""
+    if isinstance(config, Mapping):
+        return dict(config)
+    found = {each.name: getattr(config, each.name, None) for each in fields(Sampling)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _has_generate(model: Any) -> bool:
+    # Models of other people have a `generate` with arguments of their own; Hugging Face's has this beside it.
+    return callable(getattr(model, "generate", None)) and hasattr(model, "generation_config")
+
+
+def _tokenizer(processing_class: Any) -> Any:
+    """A processor of several kinds of input has one inside."""
+    found = getattr(processing_class, "tokenizer", processing_class)
+    if not callable(getattr(found, "encode", None)) or not callable(getattr(found, "decode", None)):
+        raise UsageError(
+            f"TextgenCallback: the run's processing_class is {found!r}; give the trainer one with encode() and decode()"
+        )
+    return found
+
+
+def _encode(tokenizer: Any, prompt: str) -> list[int] | None:
+    tokens = [int(each) for each in tokenizer.encode(prompt)]
+    if tokens:
+        return tokens
+    first = getattr(tokenizer, "bos_token_id", None)
+    first = getattr(tokenizer, "eos_token_id", None) if first is None else first
+    return None if first is None else [int(first)]
+
+
+def _decode(tokenizer: Any, tokens: list[int]) -> str:
+    if hasattr(tokenizer, "all_special_ids"):
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+    return str(tokenizer.decode(tokens))
+
+
+def _padding(tokenizer: Any) -> int | None:
+    padding = getattr(tokenizer, "pad_token_id", None)
+    return getattr(tokenizer, "eos_token_id", None) if padding is None else padding
+
+
+def _row(output: Any) -> list[int]:
+    sequences = getattr(output, "sequences", output)
+    return [int(each) for each in (sequences.tolist() if hasattr(sequences, "tolist") else sequences)[0]]

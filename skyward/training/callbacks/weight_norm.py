@@ -1,0 +1,42 @@
+"""The length of all weights as one vector, in the logs."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..agree import Alone, Ranks
+from ..events import TrainerCallback
+from .norms import is_sharded, measure, named_parameters, unmeasurable
+
+__all__ = ["WeightNormLogger"]
+
+_log = logging.getLogger(__name__)
+
+
+class WeightNormLogger(TrainerCallback):
+    """Adds `weight_norm` to what is logged: the L2 norm of all parameters together, each counted once, on every log.
+
+    Put it in front of the callbacks that write logs. It costs a few kernels and one wait for the device, whatever the
+    number of parameters. Rank 0 computes it alone; with sharded parameters all ranks do, and all have the value.
+    With parameters that have no values (meta device) it warns once and adds nothing.
+    """
+
+    on_error = "disable"
+    collective_events = frozenset({"on_log_step"})
+
+    def __init__(self) -> None:
+        self._is_off = False
+
+    def on_train_begin(self, model: Any = None, **kwargs: Any) -> None:
+        reason = unmeasurable(model)
+        self._is_off = reason is not None
+        if reason is not None:
+            _log.warning("WeightNormLogger is left out: %s", reason)
+
+    def on_log_step(self, logs: dict[str, Any], model: Any = None, ranks: Ranks | None = None, **kwargs: Any) -> None:
+        if self._is_off:
+            return
+        parameters = dict(named_parameters(model))
+        if (ranks or Alone()).rank == 0 or any(is_sharded(each) for each in parameters.values()):
+            logs["weight_norm"] = measure(parameters).total()
