@@ -12,10 +12,16 @@ from .arguments import TrainingArguments as TrainingArguments
 from .bus import CallbackHandler as CallbackHandler
 from .callbacks import DefaultMetrics as DefaultMetrics
 from .callbacks import DivergenceDetector as DivergenceDetector
+from .callbacks import GradNormLogger as GradNormLogger
 from .callbacks import InfoCallback as InfoCallback
 from .callbacks import JsonLogger as JsonLogger
 from .callbacks import JsonLogWriter as JsonLogWriter
+from .callbacks import ParameterNormLogger as ParameterNormLogger
+from .callbacks import PeakMemory as PeakMemory
+from .callbacks import ProfilerCallback as ProfilerCallback
 from .callbacks import ProgressCallback as ProgressCallback
+from .callbacks import TextgenCallback as TextgenCallback
+from .callbacks import WeightNormLogger as WeightNormLogger
 from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint import FileCheckpoints as FileCheckpoints
 from .checkpoint import RNGState as RNGState
@@ -34,6 +40,12 @@ from .trainer import Trainer as Trainer
 from .trainer import TrainOutput as TrainOutput
 
 __all__ = [
+    "ProfilerCallback",
+    "TextgenCallback",
+    "PeakMemory",
+    "WeightNormLogger",
+    "ParameterNormLogger",
+    "GradNormLogger",
     "Alone",
     "CallbackHandler",
     "Checkpoints",

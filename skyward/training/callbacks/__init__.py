@@ -7,12 +7,18 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 _MODULES = {
-    "divergence": ("DivergenceDetector",),
     "control": ("TrainerControlCallback",),
+    "divergence": ("DivergenceDetector",),
+    "grad_norm": ("GradNormLogger",),
     "jsonlog": ("JsonLogWriter", "JsonLogger"),
     "metrics": ("DefaultMetrics",),
     "progress": ("ProgressCallback",),
     "info": ("InfoCallback",),
+    "parameter_norm": ("ParameterNormLogger",),
+    "peak_memory": ("PeakMemory",),
+    "profiler": ("ProfilerCallback",),
+    "textgen": ("TextgenCallback",),
+    "weight_norm": ("WeightNormLogger",),
 }
 
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

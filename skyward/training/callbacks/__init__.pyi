@@ -2,11 +2,17 @@
 
 from .control import TrainerControlCallback as TrainerControlCallback
 from .divergence import DivergenceDetector as DivergenceDetector
+from .grad_norm import GradNormLogger as GradNormLogger
 from .info import InfoCallback as InfoCallback
 from .jsonlog import JsonLogger as JsonLogger
 from .jsonlog import JsonLogWriter as JsonLogWriter
 from .metrics import DefaultMetrics as DefaultMetrics
+from .parameter_norm import ParameterNormLogger as ParameterNormLogger
+from .peak_memory import PeakMemory as PeakMemory
+from .profiler import ProfilerCallback as ProfilerCallback
 from .progress import ProgressCallback as ProgressCallback
+from .textgen import TextgenCallback as TextgenCallback
+from .weight_norm import WeightNormLogger as WeightNormLogger
 
 __all__ = [
     "DefaultMetrics",
@@ -15,5 +21,11 @@ __all__ = [
     "JsonLogWriter",
     "JsonLogger",
     "ProgressCallback",
+    "GradNormLogger",
+    "ParameterNormLogger",
+    "PeakMemory",
+    "ProfilerCallback",
+    "TextgenCallback",
     "TrainerControlCallback",
+    "WeightNormLogger",
 ]

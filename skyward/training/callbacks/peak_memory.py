@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..agree import Alone, Ranks
 from ..events import TrainerCallback
+from .metrics import is_training_log
 
 __all__ = ["PeakMemory"]
 
@@ -20,7 +22,8 @@ HISTORY_ENTRIES = 100_000
 
 
 class PeakMemory(TrainerCallback):
-    """The most memory that torch has allocated on each rank's CUDA device since training began, at every log.
+    """The most memory that torch has allocated on each rank's CUDA device since training began, at every log
+    of steps.
 
     It is added to what is logged as `peak_mem_allocated`: bytes, one number for each rank. `peaks` keeps the same.
 
@@ -71,11 +74,14 @@ class PeakMemory(TrainerCallback):
         now = (ranks or Alone()).exchange(self._source.peak_bytes())
         # Something else may have reset the device's counter since the last time.
         self.peaks = [max(pair) for pair in zip(now, self.peaks or now, strict=True)]
-        logs[self._source.key] = list(self.peaks)
+        if is_training_log(logs):
+            logs[self._source.key] = list(self.peaks)
 
-    def on_log(self, state: Any, ranks: Ranks | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, state: Any, logs: Mapping[str, Any] | None = None, ranks: Ranks | None = None, **kwargs: Any
+    ) -> None:
         self.close()
-        if (ranks or Alone()).rank != 0 or not self.peaks:
+        if (ranks or Alone()).rank != 0 or not self.peaks or not is_training_log(logs or {}):
             return
         if self.do_log:
             _log.info("step %d, %s: %s", state.global_step, self._source.words, _in_gib(self.peaks))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..agree import Alone, Ranks
 from ..events import TrainerCallback
+from .metrics import is_training_log
 from .norms import is_sharded, measure, named_parameters, unmeasurable
 
 __all__ = ["WeightNormLogger"]
@@ -15,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class WeightNormLogger(TrainerCallback):
-    """Adds `weight_norm` to what is logged: the L2 norm of all parameters together, each counted once, on every log.
+    """Adds `weight_norm` to each log of steps: the L2 norm of all parameters together, each counted once.
 
     Put it in front of the callbacks that write logs. It costs a few kernels and one wait for the device, whatever the
     number of parameters. Rank 0 computes it alone; with sharded parameters all ranks do, and all have the value.
@@ -35,8 +36,10 @@ class WeightNormLogger(TrainerCallback):
             _log.warning("WeightNormLogger is left out: %s", reason)
 
     def on_log_step(self, logs: dict[str, Any], model: Any = None, ranks: Ranks | None = None, **kwargs: Any) -> None:
-        if self._is_off:
+        world = ranks or Alone()
+        # One rank's view for all: those that hold a part must come together or not at all.
+        if self._is_off or not world.share(is_training_log(logs)):
             return
         parameters = dict(named_parameters(model))
-        if (ranks or Alone()).rank == 0 or any(is_sharded(each) for each in parameters.values()):
+        if world.rank == 0 or any(is_sharded(each) for each in parameters.values()):
             logs["weight_norm"] = measure(parameters).total()

@@ -136,7 +136,7 @@ def test_gradients_that_the_backward_pass_uses_up_are_told_once(
     assert records(tmp_path, "gradient_norms.json") == []
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # importing torch.distributed.optim
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # importing torch.distributed.optim
 def test_torchs_own_optimizer_in_backward_is_known_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
