@@ -11,6 +11,7 @@ from typing import Any
 
 from ..agree import Alone, Ranks
 from ..events import TrainerCallback
+from .lines import write_line
 from .metrics import is_training_log
 
 __all__ = ["PeakMemory"]
@@ -28,12 +29,12 @@ class PeakMemory(TrainerCallback):
     It is added to what is logged as `peak_mem_allocated`: bytes, one number for each rank. `peaks` keeps the same.
 
     Without CUDA nothing is called that: there the same list is `peak_rss`, the most memory that each rank's process
-    has had resident since it began, as the operating system counts it, and a note at the start says so. What needs
+    has had resident since it began, as the operating system counts it, and a warning at the start says so. What needs
     CUDA (`show_details`, `enable_memory_snapshot`) does nothing then.
 
     summary_writer: a TensorBoard SummaryWriter; scalars `peak_memory_rank{i}`, in bytes (`peak_rss_rank{i}`).
-    show_details: log torch's memory summary of rank 0 at the end of training.
-    do_log: log the peaks, in GiB, at every log.
+    show_details: print torch's memory summary of rank 0 at the end of training.
+    do_log: print the peaks, in GiB, at every log.
     enable_memory_snapshot: record each allocation with its stack from the beginning to the first log, and write it to
         `{file_prefix}_rank{rank}.pickle` in the run's output_dir, for https://pytorch.org/memory_viz. Every rank does.
         It slows training while it records; it ends at the first log, or else with training or the process.
@@ -63,7 +64,7 @@ class PeakMemory(TrainerCallback):
         self.peaks = []
         self._source = source_of_this_process()
         if rank == 0 and self._source.note:
-            _log.info("PeakMemory: %s", self._source.note)
+            _log.warning("PeakMemory: %s", self._source.note)
         self._source.reset()
         if self.enable_memory_snapshot and self._source.start_history(HISTORY_ENTRIES):
             self._snapshot = Path(getattr(args, "output_dir", None) or ".") / f"{self.file_prefix}_rank{rank}.pickle"
@@ -84,7 +85,7 @@ class PeakMemory(TrainerCallback):
         if (ranks or Alone()).rank != 0 or not self.peaks or not is_training_log(logs or {}):
             return
         if self.do_log:
-            _log.info("step %d, %s: %s", state.global_step, self._source.words, _in_gib(self.peaks))
+            write_line(f"step {state.global_step}, {self._source.words}: {_in_gib(self.peaks)}")
         if self.summary_writer is not None:
             for rank, peak in enumerate(self.peaks):
                 self.summary_writer.add_scalar(f"{self._source.tag}_rank{rank}", peak, global_step=state.global_step)
@@ -93,7 +94,7 @@ class PeakMemory(TrainerCallback):
         self.close()
         details = self._source.details() if self.show_details and (ranks or Alone()).rank == 0 else None
         if details is not None:
-            _log.info("memory of rank 0:\n%s", details)
+            write_line(f"memory of rank 0:\n{details}")
 
     def close(self) -> None:
         """Ends the memory history, and writes its snapshot. Nothing where there is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any, Protocol
 from ...errors import UsageError
 from ..agree import Alone, Ranks
 from ..events import TrainerCallback
+from .lines import write_line
 from .norms import is_sharded
 from .sampling import Sampling, context_length, device_of, logits_of, sample, undisturbed
 
 __all__ = ["Tokenizer", "TextgenCallback"]
-
-_log = logging.getLogger(__name__)
 
 DEFAULT_SAMPLING = {"do_sample": True, "top_k": 20, "temperature": 0.7, "repetition_penalty": 1.15}
 
@@ -36,8 +34,8 @@ class Tokenizer(Protocol):
 class TextgenCallback(TrainerCallback):
     """Generates text at evaluations, the first one and then those that reach the next multiple of `generation_steps`.
 
-    The text goes to TensorBoard, tag "eval-text", one part for each prompt; without a `summary_writer`, to the log of
-    this module, level INFO. `texts` keeps the last one's parts.
+    The text goes to TensorBoard, tag "eval-text", one part for each prompt; without a `summary_writer`, to standard
+    output. `texts` keeps the last one's parts.
 
     Works with models of Hugging Face (their `generate`) and with any module that returns logits for token ids
     (1, time); these compute the whole sequence for each token, so keep `max_new_tokens` small where that is slow.
@@ -124,7 +122,7 @@ class TextgenCallback(TrainerCallback):
 
     def _publish(self, text: str, step: int) -> None:
         if self.summary_writer is None:
-            _log.info("step %d, generated:\n%s", step, text)
+            write_line(f"step {step}, generated:\n{text}")
             return
         self.summary_writer.add_text(TAG, text, global_step=step)
         self.summary_writer.flush()

@@ -199,6 +199,12 @@ class Trainer:
         if the data set gives the same rows.
         """
         begun_at, begun_with = time.monotonic(), self._prepare(resume_from_checkpoint)
+        try:
+            return self._train(begun_at, begun_with)
+        finally:
+            self.callback_handler.close()
+
+    def _train(self, begun_at: float, begun_with: int) -> TrainOutput:
         self._begin()
         self.control.should_training_stop = self.control.should_abort_without_save = False
         self._fire("on_train_begin")

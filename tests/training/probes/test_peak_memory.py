@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 from pathlib import Path
 from typing import Any
@@ -81,13 +80,12 @@ def test_the_peak_of_each_rank_is_logged_and_never_falls(tmp_path: Path, device:
     assert device.said == ["reset"]
 
 
-def test_it_says_nothing_unless_asked(tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="skyward.training"):
-        SmallRun(tmp_path / "1", [PeakMemory()], max_steps=2).train()
-        assert caplog.messages == []
-        SmallRun(tmp_path / "2", [PeakMemory(do_log=True, show_details=True)], max_steps=2).train()
+def test_it_says_nothing_unless_asked(tmp_path: Path, device: Device, capsys: pytest.CaptureFixture[str]) -> None:
+    SmallRun(tmp_path / "1", [PeakMemory()], max_steps=2).train()
+    assert capsys.readouterr().out == ""
+    SmallRun(tmp_path / "2", [PeakMemory(do_log=True, show_details=True)], max_steps=2).train()
     line = "peak allocated memory: 3.00 GiB"
-    assert caplog.messages == [f"step 1, {line}", f"step 2, {line}", "memory of rank 0:\nthe summary"]
+    assert capsys.readouterr().out == f"step 1, {line}\nstep 2, {line}\nmemory of rank 0:\nthe summary\n"
 
 
 def test_a_memory_history_ends_at_the_first_log(tmp_path: Path, device: Device) -> None:
@@ -115,8 +113,7 @@ def test_without_cuda_the_resident_memory_is_logged_under_its_own_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     callback = PeakMemory(enable_memory_snapshot=True, show_details=True)
-    with caplog.at_level(logging.INFO, logger="skyward.training"):
-        run = SmallRun(tmp_path, [callback], max_steps=2).train()
+    run = SmallRun(tmp_path, [callback], max_steps=2).train()
     assert caplog.messages == [
         "PeakMemory: there is no CUDA device; it logs each process's peak resident memory, as peak_rss"
     ]

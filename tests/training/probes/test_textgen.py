@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -50,10 +49,9 @@ def test_text_goes_to_tensorboard(tmp_path: Path) -> None:
     assert all(1 <= len(each.split(" [START] ")[1]) <= 8 for each in texts)
 
 
-def test_without_a_writer_text_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="skyward.training"):
-        (text,) = evaluate(TextgenCallback(prompts=["ab"], max_new_tokens=3), TinyLM(), step=4)
-    assert caplog.messages == [f"step 4, generated:\n{text}"]
+def test_without_a_writer_text_goes_to_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    (text,) = evaluate(TextgenCallback(prompts=["ab"], max_new_tokens=3), TinyLM(), step=4)
+    assert capsys.readouterr().out == f"step 4, generated:\n{text}\n"
 
 
 def test_real_tensorboard_reads_it_back(tmp_path: Path) -> None:
