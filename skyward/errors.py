@@ -34,6 +34,14 @@
     │   ├── RendezvousFailed       the ranks of a gang could not meet
     │   └── GangHung               a rank of a gang does not come to where the others wait for it
     ├── ControlFailed              a training run could not be asked, or refused what it was asked
+
+
+    ├── CheckpointError            a checkpoint of a training run
+    │   ├── CheckpointNotFound     there is none, or a required part of it is missing
+    │   ├── CheckpointCorrupt      a file of it is not what was written
+    │   ├── CheckpointMismatch     it is whole, and does not fit this run: other ranks, other sharing
+    │   ├── CheckpointSaveFailed   a rank could not write: nothing was committed, on any rank
+    │   └── ReplicationMismatch    ranks that should hold the same state do not
     └── InternalError              us: a bug, please report it
 
 The user's own exceptions are not in this tree: they are re-raised as themselves, with the remote traceback attached
@@ -49,6 +57,11 @@ __all__ = [
     "AuthFailed",
     "BootstrapFailed",
     "BudgetExceeded",
+    "CheckpointCorrupt",
+    "CheckpointError",
+    "CheckpointMismatch",
+    "CheckpointNotFound",
+    "CheckpointSaveFailed",
     "ControlFailed",
     "ForeignState",
     "GangHung",
@@ -70,6 +83,7 @@ __all__ = [
     "QuotaExceeded",
     "RemoteError",
     "RendezvousFailed",
+    "ReplicationMismatch",
     "ResultNotPicklable",
     "SkywardError",
     "SlotLost",
@@ -334,6 +348,45 @@ class ControlFailed(SkywardError):
     job_id: str | None = None
     status: int | None = None
     is_gone: bool = False
+
+
+class CheckpointError(SkywardError):
+    """A checkpoint of a training run cannot be written, read or trusted. Attributes: `path` (may be empty)."""
+
+    path: str = ""
+
+
+class CheckpointNotFound(CheckpointError):
+    """There is no such checkpoint, or it lacks a part that the run requires."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """A file is missing, has another size or digest than the manifest says, or cannot be read."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """The checkpoint is whole, but was written by other ranks or with other sharing than this run has."""
+
+
+class CheckpointSaveFailed(CheckpointError):
+    """A rank could not write its part. Nothing was committed on any rank, and the last checkpoint is as it was.
+
+    Attributes: `rank` (the first that failed), `error` (its error, as text).
+    """
+
+    rank: int = -1
+    error: str = ""
+
+
+class ReplicationMismatch(CheckpointError):
+    """Ranks that are declared to hold the same state do not.
+
+    Attributes: `component`, `tensors` (paths of what differs), `ranks` (those that differ from their group's first).
+    """
+
+    component: str = ""
+    tensors: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 class InternalError(SkywardError):

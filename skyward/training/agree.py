@@ -120,6 +120,11 @@ class TorchRanks:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
 
+    @property
+    def group(self) -> Any:
+        """The gloo group that they talk over."""
+        return self._group
+
     def exchange(self, value: T) -> list[T]:
         answers = self._gather(value)
         for answer in answers:

@@ -22,7 +22,7 @@ import torch
 
 from ...errors import UsageError
 from ..agree import Failure, Ranks
-from .components import SharingPattern, StateComponent
+from .patterns import SharingPattern, StateComponent
 
 __all__ = ["Checkpoints", "FileCheckpoints"]
 

@@ -1,0 +1,230 @@
+"""Saves the declared states of all ranks as one checkpoint, and loads them again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast
+
+from ...errors import CheckpointError, CheckpointNotFound, UsageError
+from ..agree import Ranks, ranks_of_this_process
+from .commit import sweep
+from .folders import folder_at
+from .layout import checkpoints_in, latest_checkpoint, name_of
+from .loading import LoadReport, LoadRequest, Resharder, perform_load
+from .patterns import SharingPattern, StateComponent
+from .saving import SaveRequest, perform_save, states_of
+from .topology import ranks_of_groups
+from .verdicts import together
+
+__all__ = ["CheckpointCoordinator", "LoadReport", "components_of", "process_groups_of"]
+
+_FIELDS = ("step", "epoch", "training_args_hash")
+"""Of `metadata`, those that the manifest has as fields."""
+
+_log = logging.getLogger(__name__)
+
+
+class CheckpointCoordinator:
+    """Checkpoints of one run. All ranks make it, and call its methods, at the same places.
+
+    state_components: what a checkpoint is made of; the same on all ranks.
+    process_groups: by name, for PER_GROUP: this rank's process group of torch.distributed, or the ranks of all such
+        groups as lists (`{"dp": [[0, 4], [1, 5], ...]}`).
+    dist: the ranks: a `skyward.training.Ranks`; None or anything else is torch's default process group where there is
+        one, and otherwise a world of one.
+    output_dir: checkpoints are its folders `checkpoint-<id>`; a path, or a URL of an object store that fsspec knows.
+    on_each_node: `output_dir` is a disk of each node: what ranks share is written on every node.
+    step: gives the run's step, which names a checkpoint where its id is not given.
+    metadata: kept in every manifest, plain values; `step`, `epoch` and `training_args_hash` become fields of it.
+    allow_pickle: load objects of any class, which can run code: for checkpoints that you trust.
+
+    Raises: UsageError for components that contradict one another or name unknown groups.
+    """
+
+    def __init__(
+        self,
+        state_components: Sequence[StateComponent],
+        process_groups: Mapping[str, Any] | None = None,
+        dist: Any = None,
+        output_dir: str | os.PathLike[str] | None = None,
+        *,
+        on_each_node: bool = False,
+        step: Callable[[], int] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        allow_pickle: bool = False,
+    ) -> None:
+        self.state_components = tuple(state_components)
+        self.output_dir = None if output_dir is None else os.fspath(output_dir)
+        self.metadata = dict(metadata or {})
+        self._ranks: Ranks = cast("Ranks", dist) if hasattr(dist, "exchange") else ranks_of_this_process()
+        self._groups = ranks_of_groups(process_groups or {}, self._ranks.rank)
+        self._on_each_node, self._step, self._allow_pickle = on_each_node, step, allow_pickle
+        self._is_swept: set[str] = set()
+        self._check(process_groups or {})
+
+    @property
+    def ranks(self) -> Ranks:
+        return self._ranks
+
+    def save_checkpoint(
+        self,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        checkpoint_id: str | int | None = None,
+        validate: bool = False,
+    ) -> str:
+        """Writes a checkpoint, and gives its path when it is durable. Collective.
+
+        checkpoint_path: its folder; else `output_dir/checkpoint-<checkpoint_id>`, whose id is the step, or the
+        number after the newest. One that is there already is replaced as a whole.
+        validate: compare all replicas, also of components that do not ask for it.
+
+        Raises: CheckpointSaveFailed, ReplicationMismatch, UsageError: the same on all ranks; nothing is committed.
+        """
+        request = self._request(checkpoint_path, checkpoint_id, validate)
+        return perform_save(self._ranks, request, lambda: states_of(self.state_components))
+
+    def load_checkpoint(
+        self,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        strict: bool = True,
+        *,
+        only: Collection[str] | None = None,
+        skip: Collection[str] = (),
+        resharders: Mapping[str, Resharder] | None = None,
+    ) -> LoadReport:
+        """Loads a checkpoint, the newest by default, into the components. Collective.
+
+        strict: False goes on, with a warning, without components that the checkpoint lacks, required ones too.
+        only, skip: keys of components to load, and not to load. resharders: by key, make a rank's state from those
+        of another number of ranks.
+
+        Raises: CheckpointNotFound, CheckpointCorrupt, CheckpointMismatch, UsageError: the same on all ranks, before
+        any component is changed.
+        """
+        request = LoadRequest(
+            components=self.state_components,
+            groups=self._groups,
+            strict=strict,
+            only=only,
+            skip=skip,
+            resharders=resharders or {},
+            allow_pickle=self._allow_pickle,
+        )
+        self._check_keys(only or (), skip, resharders or {})
+        return perform_load(self._ranks, request, self._path_to_load(checkpoint_path))
+
+    def latest(self) -> str | None:
+        """The newest whole checkpoint; None where there is none. Collective."""
+        if self.output_dir is None:
+            return None
+        output_dir = self.output_dir
+        if not self._on_each_node:
+            return together(
+                self._ranks,
+                "looking for checkpoints",
+                lambda: latest_checkpoint(output_dir) if self._ranks.rank == 0 else None,
+                failure=CheckpointError,
+            )[0]
+        # A node may have committed what another had not: the newest that all have.
+        found = together(
+            self._ranks,
+            "looking for checkpoints",
+            lambda: {each.checkpoint_id: each.path for each in checkpoints_in(output_dir)},
+            failure=CheckpointError,
+        )
+        common = [each for each in found[0] if all(each in theirs for theirs in found)]
+        return found[self._ranks.rank][common[-1]] if common else None
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _request(
+        self, path: str | os.PathLike[str] | None, checkpoint_id: str | int | None, compare_all: bool
+    ) -> SaveRequest:
+        places = together(self._ranks, "saving", lambda: self._place(path, checkpoint_id))
+        name = places[0][1]
+        parent = places[self._ranks.rank if self._on_each_node else 0][0]
+        about: dict[str, Any] = {each: self.metadata[each] for each in _FIELDS if each in self.metadata}
+        text = name.removeprefix(name_of(""))
+        if "step" not in about and text.isdigit():
+            about["step"] = int(text)
+        rest = {name: value for name, value in self.metadata.items() if name not in about}
+        return SaveRequest(
+            components=self.state_components,
+            groups=self._groups,
+            parent=parent,
+            name=name,
+            compare_all=compare_all,
+            on_each_node=self._on_each_node,
+            about={**about, "metadata": rest},
+        )
+
+    def _place(self, path: str | os.PathLike[str] | None, checkpoint_id: str | int | None) -> tuple[str, str]:
+        """The folder that the checkpoint is to be in, swept, and its name. Those of rank 0 count."""
+        if path is not None:
+            folder, name = folder_at(path).parent()
+        elif self.output_dir is None:
+            raise UsageError("output_dir is not set: give it to CheckpointCoordinator, or save to a checkpoint_path")
+        else:
+            folder, name = folder_at(self.output_dir), name_of(self._id(checkpoint_id))
+        is_leader = self._ranks.rank == 0 or (self._on_each_node and self._ranks.local_rank == 0)
+        if is_leader and folder.path not in self._is_swept:
+            for each in sweep(folder):
+                _log.info("%s: cleared %s, which an interrupted save had left", folder.path, each)
+            self._is_swept.add(folder.path)
+        return folder.path, name
+
+    def _id(self, checkpoint_id: str | int | None) -> str:
+        if checkpoint_id is not None:
+            text = str(checkpoint_id)
+            if not text or "/" in text or text.startswith("."):
+                raise UsageError(f"checkpoint_id={text!r}: it becomes the name of a folder")
+            return text
+        if self._step is not None:
+            return str(self._step())
+        steps = [each.step for each in checkpoints_in(cast("str", self.output_dir)) if each.step is not None]
+        return str(max(steps, default=-1) + 1)
+
+    def _path_to_load(self, path: str | os.PathLike[str] | None) -> str:
+        if path is not None:
+            return os.fspath(path)
+        latest = self.latest()
+        if latest is None:
+            raise CheckpointNotFound(
+                f"output_dir={self.output_dir!r}: no whole checkpoint is there", path=self.output_dir or ""
+            )
+        return latest
+
+    def _check(self, process_groups: Mapping[str, Any]) -> None:
+        keys = [each.key for each in self.state_components]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise UsageError(f"state_components: more than one has the key {twice[0]!r}; keys are unique")
+        for component in self.state_components:
+            name = component.process_group_name
+            if component.sharing_pattern is SharingPattern.PER_GROUP and name not in process_groups:
+                raise UsageError(
+                    f"StateComponent {component.key!r}: process_group_name={name!r} is not one of process_groups: "
+                    f"{sorted(process_groups)}"
+                )
+
+    def _check_keys(self, *given: Collection[str]) -> None:
+        known = [each.key for each in self.state_components]
+        for key in (key for keys in given for key in keys):
+            if key not in known:
+                raise UsageError(f"{key!r} is no component of this run: {known}")
+
+
+def components_of(provider: Any) -> list[StateComponent]:
+    """What a provider declares by `get_state_components()`; one without it is one state, of `state_dict()`."""
+    declare = getattr(provider, "get_state_components", None)
+    if callable(declare):
+        return list(declare())
+    return [StateComponent("state", provider, SharingPattern.GLOBAL)]
+
+
+def process_groups_of(provider: Any) -> dict[str, Any]:
+    """What it gives by `get_process_groups()`; none where it has no such method."""
+    give = getattr(provider, "get_process_groups", None)
+    return dict(give()) if callable(give) else {}

@@ -1,0 +1,175 @@
+"""What checkpoints are called, where they are looked for, and what files those without a manifest of ours have.
+
+They are written to `output_dir/checkpoint-<id>`; `output_dir/checkpoints/checkpoint-<id>` is read too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ...errors import CheckpointNotFound
+from .folders import Folder, folder_at
+from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
+
+__all__ = ["OLD", "STAGING", "FoundCheckpoint", "checkpoints_in", "latest_checkpoint", "manifest_at", "name_of"]
+
+PREFIX = "checkpoint-"
+STAGING, OLD = ".tmp-", ".old-"
+_FILE = re.compile(
+    r"(?P<key>.+?)_state(?:_rank_(?P<rank>\d+)|_node_(?P<node>\d+)_rank_(?P<node_rank>\d+)"
+    r"|_group_(?P<group>.+)_grank_\d+_rank_(?P<group_rank>\d+))?\.pt"
+)
+_WEIGHTS = (
+    ("model.safetensors", "safetensors"),
+    ("model.safetensors.index.json", "safetensors"),
+    ("pytorch_model.bin", "torch"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundCheckpoint:
+    """A whole checkpoint. step: None where its id is no number."""
+
+    path: str
+    checkpoint_id: str
+    step: int | None
+    written_s: float
+
+
+def name_of(checkpoint_id: str | int) -> str:
+    return f"{PREFIX}{checkpoint_id}"
+
+
+def checkpoints_in(output_dir: str | os.PathLike[str]) -> list[FoundCheckpoint]:
+    """Whole checkpoints of a run, the oldest first: by when they were written, then by step.
+
+    Not by step alone: a run that went back to step 100 and on from there has a newest checkpoint that is not its
+    highest. Those without any manifest of theirs are left out.
+    """
+    root = folder_at(output_dir)
+    found = []
+    for folder in (root, root.child("checkpoints")):
+        for name in folder.names():
+            if not name.startswith(PREFIX):
+                continue
+            written = _written_s(folder.child(name))
+            if written is None:
+                continue
+            text = name[len(PREFIX) :]
+            step = int(text) if text.isdigit() else None
+            found.append(
+                FoundCheckpoint(path=folder.child(name).path, checkpoint_id=text, step=step, written_s=written)
+            )
+    return sorted(found, key=lambda each: (each.written_s, -1 if each.step is None else each.step))
+
+
+def latest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """The path of the one written last; None where there is none."""
+    found = checkpoints_in(output_dir)
+    return found[-1].path if found else None
+
+
+def manifest_at(folder: Folder) -> Manifest:
+    """Its manifest; of older ones with the files that their names tell; made from the names where there is none.
+
+    Raises: CheckpointNotFound where nothing there is of a checkpoint; CheckpointCorrupt.
+    """
+    names = folder.names()
+    if MANIFEST in names:
+        with folder.open(MANIFEST) as file:
+            manifest = Manifest.from_json(file.read(), where=folder.path)
+        if manifest.format_version >= 2:
+            return manifest
+    else:
+        manifest = Manifest(checkpoint_path=folder.path, world_size=0, timestamp="", components={}, format_version=0)
+    files = tuple(_legacy_files(folder, names))
+    if not files:
+        raise CheckpointNotFound(
+            f"{folder.path}: no checkpoint is there (neither {MANIFEST} nor <key>_state.pt)", path=folder.path
+        )
+    components = dict(manifest.components)
+    for each in files:
+        if each.component not in components:
+            components[each.component] = _legacy_component(each, files)
+    ranks = [each.rank for each in files if _pattern(each.path) == "per_rank"]
+    world_size = manifest.world_size or (max(ranks) + 1 if ranks else 0)
+    return Manifest(
+        checkpoint_path=folder.path,
+        world_size=world_size,
+        timestamp=manifest.timestamp,
+        components=components,
+        format_version=manifest.format_version,
+        files=files,
+        training_args_hash=manifest.training_args_hash,
+        pytorch_version=manifest.pytorch_version,
+        metadata=manifest.metadata,
+    )
+
+
+def _written_s(folder: Folder) -> float | None:
+    try:
+        with folder.open(MANIFEST) as file:
+            manifest = Manifest.from_json(file.read(), where=folder.path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    when = datetime.fromisoformat(manifest.timestamp.replace("Z", "+00:00"))
+    if when.tzinfo is None and manifest.format_version >= 2:
+        when = when.replace(tzinfo=UTC)  # version 1 wrote local time
+    return when.timestamp()
+
+
+def _legacy_files(folder: Folder, names: list[str]) -> list[FileEntry]:
+    found = []
+    groups: dict[str, int] = {}
+    for name in names:
+        match = _FILE.fullmatch(name)
+        if match is None:
+            continue
+        key, rank, index = match["key"], 0, 0
+        if match["rank"]:
+            rank = index = int(match["rank"])
+        elif match["node"]:
+            rank, index = int(match["node_rank"]), int(match["node"])
+        elif match["group"]:
+            rank, index = int(match["group_rank"]), -1
+            groups[key] = groups.get(key, 0) + 1
+        found.append(_entry(folder, name, key, index=index, rank=rank))
+    for key in groups:  # in the order of their ranks, as numbers
+        of_groups = sorted((each for each in found if each.component == key), key=lambda each: each.rank)
+        found = [each for each in found if each.component != key] + [
+            _entry(folder, each.path, key, index=at, rank=each.rank) for at, each in enumerate(of_groups)
+        ]
+    if not any(each.component == "model" for each in found):
+        weights = next((each for each in _WEIGHTS if each[0] in names), None)
+        if weights is not None:
+            found.append(_entry(folder, weights[0], "model", index=0, rank=0, kind=weights[1]))
+    return found
+
+
+def _entry(folder: Folder, name: str, key: str, *, index: int, rank: int, kind: str = "torch") -> FileEntry:
+    return FileEntry(
+        path=name, component=key, index=index, rank=rank, members=(), bytes=folder.size(name), digest="", format=kind
+    )
+
+
+def _legacy_component(file: FileEntry, files: tuple[FileEntry, ...]) -> ComponentEntry:
+    mine = [each for each in files if each.component == file.component]
+    return ComponentEntry(
+        key=file.component,
+        sharing_pattern=_pattern(file.path),
+        ranks=tuple(each.rank for each in mine),
+        size_bytes=sum(each.bytes for each in mine),
+    )
+
+
+def _pattern(name: str) -> str:
+    match = _FILE.fullmatch(name)
+    if match is None:
+        return "global"
+    for part, pattern in (("rank", "per_rank"), ("node", "per_node"), ("group", "per_group")):
+        if match[part]:
+            return pattern
+    return "global"

@@ -1,0 +1,201 @@
+"""One load: all ranks read and check what they need first, and only then change anything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
+from ..agree import Ranks
+from .folders import Folder, folder_at
+from .layout import manifest_at
+from .manifest import FileEntry, Manifest
+from .patterns import SharingPattern, StateComponent
+from .topology import Member, Piece, Topology
+from .verdicts import together
+from .writer import read_state
+
+__all__ = ["LoadReport", "LoadRequest", "Resharder", "perform_load"]
+
+_log = logging.getLogger(__name__)
+
+Resharder = Callable[[Sequence[Any], int, int], Any]
+"""Makes one rank's state from the states of all ranks that wrote: `(states, rank, world_size) -> state`."""
+
+_ONE = (SharingPattern.GLOBAL.value, SharingPattern.REPLICATED.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadReport:
+    """What a load did on this rank. skipped: why, by component. manifest: of what was read."""
+
+    path: str
+    manifest: Manifest
+    loaded: tuple[str, ...]
+    skipped: Mapping[str, str]
+
+    @property
+    def step(self) -> int | None:
+        return self.manifest.step
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRequest:
+    """strict: a required component that the checkpoint lacks is an error, else a warning. only, skip: keys."""
+
+    components: Sequence[StateComponent]
+    groups: Mapping[str, tuple[int, ...]]
+    strict: bool = True
+    only: Collection[str] | None = None
+    skip: Collection[str] = ()
+    resharders: Mapping[str, Resharder] = field(default_factory=dict)
+    allow_pickle: bool = False
+
+
+def perform_load(ranks: Ranks, request: LoadRequest, path: str) -> LoadReport:
+    """Collective; `path` is the same on all ranks.
+
+    Raises: CheckpointNotFound, CheckpointCorrupt, CheckpointMismatch: the same on all ranks, before anything is
+    changed on any. What a `load_state_dict` raises is a CheckpointError on all.
+    """
+    what = f"loading {path}"
+    members = together(ranks, what, lambda: Member.here(ranks.rank, request.groups), failure=CheckpointError)
+    load = _Load(ranks, request, folder_at(path), Topology.of(members))
+    read = together(ranks, what, load.read, failure=CheckpointError)
+    if len({each.commit_id for each in read}) > 1:
+        raise CheckpointMismatch(
+            f"{path}: ranks see different checkpoints there; is it a disk of each node?", path=path
+        )
+    reasons = {key: reason for each in reversed(read) for key, reason in each.skipped.items()}
+    for component in load.sharded:
+        if component.key not in reasons:
+            together(ranks, what, lambda each=component: load.apply_sharded(each), failure=CheckpointError)  # type: ignore[misc]
+    together(ranks, what, lambda: load.apply(reasons), failure=CheckpointError)
+    for key, reason in reasons.items():
+        if ranks.rank == 0:
+            _log.warning("%s: %s is not loaded: %s", path, key, reason)
+    return LoadReport(path=path, manifest=load.manifest, loaded=tuple(load.loaded), skipped=reasons)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    commit_id: str
+    skipped: Mapping[str, str]
+
+
+class _Load:
+    manifest: Manifest
+
+    def __init__(self, ranks: Ranks, request: LoadRequest, folder: Folder, topology: Topology) -> None:
+        self._ranks, self._request, self._folder, self._topology = ranks, request, folder, topology
+        self._states: dict[str, Any] = {}
+        self.sharded: list[StateComponent] = []
+        self._skipped: dict[str, str] = {}
+        self.loaded: list[str] = []
+
+    def read(self) -> _Read:
+        self.manifest = manifest_at(self._folder)
+        for component in self._request.components:
+            if self._is_wanted(component.key):
+                self._read(component)
+        return _Read(commit_id=self.manifest.commit_id, skipped=self._skipped)
+
+    def apply(self, skipped: Mapping[str, str]) -> None:
+        for component in self._request.components:
+            if component.key in skipped or component.stateful is None:
+                continue
+            if component.key in self._states:
+                component.stateful.load_state_dict(self._states.pop(component.key))
+                self.loaded.append(component.key)
+
+    def apply_sharded(self, component: StateComponent) -> None:
+        from .sharded import read_sharded
+
+        read_sharded(self._ranks, self._folder, component, self.manifest.files_of(component.key))
+        self.loaded.append(component.key)
+
+    def _is_wanted(self, key: str) -> bool:
+        return key not in self._request.skip and (self._request.only is None or key in self._request.only)
+
+    def _read(self, component: StateComponent) -> None:
+        files = self.manifest.files_of(component.key)
+        if not files:
+            self._lacks(component, "the checkpoint has none of it")
+            return
+        if files[0].format == "dcp":
+            from .sharded import check_sharded
+
+            check_sharded(self._ranks, self._folder, files)
+            self.sharded.append(component)  # loaded by all ranks together, whatever world wrote it
+            return
+        piece = next((each for each in self._topology.pieces(component) if self._ranks.rank in each.members), None)
+        if piece is None:
+            return
+        if component.key in self._request.resharders:
+            states = [self._state(each) for each in sorted(files, key=lambda each: each.index)]
+            make = self._request.resharders[component.key]
+            self._states[component.key] = make(states, self._ranks.rank, self._ranks.world_size)
+            return
+        file = self._file_for(component, piece, files)
+        if file is not None:
+            self._states[component.key] = self._state(file)
+
+    def _state(self, file: FileEntry) -> Any:
+        return read_state(self._folder, file, allow_pickle=self._request.allow_pickle)
+
+    def _file_for(self, component: StateComponent, piece: Piece, files: Sequence[FileEntry]) -> FileEntry | None:
+        """Which of the component's files holds this rank's state, if that can be said."""
+        written = self.manifest.components[component.key].sharing_pattern
+        asked = component.sharing_pattern.value
+        if written in _ONE and asked in _ONE:
+            return files[0]
+        here = self._topology.pieces(component)
+        if written == asked or self.manifest.world_size == self._topology.world_size == 1:
+            same = next((each for each in files if each.index == piece.index), None)
+            count = _count(self.manifest, component.key, files)
+            if count == len(here) and same is not None:
+                return same
+            if count == len(here):
+                self._lacks(component, f"the checkpoint has no {piece.filename}")
+                return None
+            why = (
+                f"it was written as {count} states of {_ranks(self.manifest.world_size)}, and this run has {len(here)}"
+            )
+            advice = "load it on as many, give resharders={...}, or leave it out by skip=[...]"
+        else:
+            exact = next((each for each in files if each.members == piece.members), None)
+            if exact is not None and {each.members for each in files} == {each.members for each in here}:
+                return exact
+            why = f"it was written as {written}, and this run declares it {asked}"
+            advice = "declare it as it was written, or leave it out by skip=[...]"
+        text = f"{self._folder.path}: {component.key} does not fit: {why}; {advice}"
+        if component.required or self._request.strict:
+            raise CheckpointMismatch(text, path=self._folder.path)
+        self._skipped[component.key] = why
+        return None
+
+    def _lacks(self, component: StateComponent, why: str) -> None:
+        if component.required and self._request.strict:
+            raise CheckpointNotFound(
+                f"{self._folder.path}: {component.key} is required, and {why}; strict=False goes on without it",
+                path=self._folder.path,
+            )
+        self._skipped[component.key] = why
+
+
+def _count(manifest: Manifest, key: str, files: Sequence[FileEntry]) -> int:
+    """How many states a component was written as: not how many files of it are here, on a disk of one node."""
+    pattern = manifest.components[key].sharing_pattern
+    if pattern == SharingPattern.PER_RANK.value and manifest.world_size:
+        return manifest.world_size
+    if pattern == SharingPattern.PER_NODE.value and manifest.topology:
+        return len(manifest.topology["nodes"])
+    if pattern == SharingPattern.PER_GROUP.value and manifest.topology:
+        return len(manifest.topology["groups"][manifest.components[key].group_name])
+    return len({each.index for each in files})
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count != 1 else ''}"

@@ -1,0 +1,288 @@
+"""One save, from states to a committed checkpoint. Runs in the caller's thread, or behind training in another."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ..._version import __version__
+from ...errors import UsageError
+from ..agree import Ranks
+from .commit import Staging, staging_in
+from .folders import folder_at
+from .layout import name_of
+from .leaves import leaves_of
+from .manifest import ComponentEntry, FileEntry, Manifest
+from .patterns import SharingPattern, StateComponent, ValidationLevel
+from .topology import Member, Piece, Topology
+from .validate import close_to, differing, fingerprints, mismatch, summary_of
+from .verdicts import together
+from .writer import write_state
+
+__all__ = ["SaveRequest", "perform_save", "states_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveRequest:
+    """What is to be saved, on this rank.
+
+    parent, name: what the checkpoint's folder is in, and its name. about: further fields of the manifest, which the
+        rank that commits writes.
+    compare_all: compare replicas also where a component does not ask for it.
+    """
+
+    components: Sequence[StateComponent]
+    groups: Mapping[str, tuple[int, ...]]
+    parent: str
+    name: str
+    compare_all: bool = False
+    on_each_node: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def is_compared(self, component: StateComponent) -> bool:
+        if component.validation_level is ValidationLevel.NONE:
+            return False
+        has_replicas = component.sharing_pattern not in (SharingPattern.GLOBAL, SharingPattern.PER_RANK)
+        return component.is_compared or (self.compare_all and has_replicas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Announced:
+    member: Member
+    components: tuple[tuple[Any, ...], ...]
+    summaries: Mapping[str, str]
+    sharded: frozenset[str]
+    name: str
+    token: str
+
+
+def states_of(components: Sequence[StateComponent]) -> dict[str, Any]:
+    """Their state dicts, by key. May be collective, as those are."""
+    return {each.key: each.stateful.state_dict() for each in components if each.stateful is not None}
+
+
+def perform_save(ranks: Ranks, request: SaveRequest, states_here: Callable[[], Mapping[str, Any]]) -> str:
+    """Collective. states_here: gives the states of this rank; what it raises fails the save on all ranks.
+
+    Raises: CheckpointSaveFailed, ReplicationMismatch, UsageError: the same on all ranks. Nothing is left behind then,
+    and what was there before is as it was.
+    """
+    save = _Save(ranks, request)
+    return save.run(states_here)
+
+
+class _Save:
+    def __init__(self, ranks: Ranks, request: SaveRequest) -> None:
+        self._ranks, self._request = ranks, request
+        self._states: Mapping[str, Any] = {}
+        self._prints: dict[str, dict[str, str]] = {}
+
+    def run(self, states_here: Callable[[], Mapping[str, Any]]) -> str:
+        what = f"saving {self._request.name}"
+        announced = together(self._ranks, what, lambda: self._announce(states_here))
+        first = announced[0]
+        topology = Topology.of([each.member for each in announced])
+        pieces = self._pieces(topology, announced)
+        sharded = frozenset().union(*(each.sharded for each in announced))
+        self._compare(what, announced, pieces, sharded)
+        staging = staging_in(folder_at(self._request.parent), first.name, first.token)
+        leader = self._leader(topology)
+        is_leader = leader == self._ranks.rank
+        try:
+            together(self._ranks, what, lambda: staging.begin() if is_leader else None)
+            files = self._write(what, staging, pieces, topology, sharded)
+            mine = [each for each, at in files if at == leader]
+            manifest = self._manifest(topology, first, mine)
+            paths = together(self._ranks, what, lambda: staging.commit(manifest.to_json()) if is_leader else "")
+        except Exception:
+            if is_leader:
+                staging.discard()
+            raise
+        return paths[leader]
+
+    # Phases ----------------------------------------------------------------------------------------------------------
+
+    def _announce(self, states_here: Callable[[], Mapping[str, Any]]) -> _Announced:
+        request = self._request
+        self._states = states_here()
+        for component in request.components:
+            if request.is_compared(component) and component.key in self._states:
+                state = self._states[component.key]
+                self._prints[component.key] = fingerprints(state, component.validation_level)
+        return _Announced(
+            member=Member.here(self._ranks.rank, request.groups),
+            components=tuple(
+                (each.key, each.sharing_pattern.value, each.process_group_name, request.is_compared(each))
+                for each in request.components
+            ),
+            summaries={key: summary_of(prints) for key, prints in self._prints.items()},
+            sharded=frozenset(key for key, state in self._states.items() if _is_sharded(state)),
+            name=request.name,
+            token=uuid.uuid4().hex[:12],
+        )
+
+    def _pieces(self, topology: Topology, announced: Sequence[_Announced]) -> dict[str, tuple[Piece, ...]]:
+        for rank, each in enumerate(announced):
+            if each.components != announced[0].components:
+                raise UsageError(
+                    f"components: rank {rank} declares {_brief(each)}, and rank 0 {_brief(announced[0])}; all ranks "
+                    "must declare the same, in the same order"
+                )
+        return {each.key: topology.pieces(each) for each in self._request.components}
+
+    def _compare(
+        self,
+        what: str,
+        announced: Sequence[_Announced],
+        pieces: Mapping[str, tuple[Piece, ...]],
+        sharded: frozenset[str],
+    ) -> None:
+        suspects = [
+            (component, piece)
+            for component in self._request.components
+            if self._request.is_compared(component) and component.key not in sharded
+            for piece in pieces[component.key]
+            if len({announced[rank].summaries.get(component.key) for rank in piece.members}) > 1
+        ]
+        found = []
+        for component, piece in suspects:  # the same on all ranks
+            differences = self._differences(what, component, piece)
+            if differences:
+                found.append(mismatch(component, piece, differences))
+        if found:
+            raise found[0]
+
+    def _differences(self, what: str, component: StateComponent, piece: Piece) -> list[tuple[int, list[str]]]:
+        """Of each rank of a piece, the paths in which it differs from the first; those that have any."""
+        is_member = self._ranks.rank in piece.members
+        mine = self._prints.get(component.key, {}) if is_member else {}
+        prints = together(self._ranks, what, lambda: mine)
+        paths = {rank: differing(prints[rank], prints[piece.writer]) for rank in piece.members}
+        if component.validation_level is ValidationLevel.FULL:
+            leaves = dict(leaves_of(self._states.get(component.key, {}))) if is_member else {}
+            for path in dict.fromkeys(path for each in paths.values() for path in each):
+                values = together(self._ranks, what, lambda path=path: _travelling(leaves.get(path)))  # type: ignore[misc]
+                for rank in piece.members:
+                    if path in paths[rank] and close_to(values[rank], values[piece.writer]):
+                        paths[rank].remove(path)
+        return [(rank, each) for rank, each in paths.items() if each]
+
+    def _write(
+        self,
+        what: str,
+        staging: Staging,
+        pieces: Mapping[str, tuple[Piece, ...]],
+        topology: Topology,
+        sharded: frozenset[str],
+    ) -> list[tuple[FileEntry, int]]:
+        """-> every file, and the rank whose manifest names it."""
+        written: list[tuple[FileEntry, int]] = []
+        for component in self._request.components:
+            if component.key in sharded:
+                from .sharded import write_sharded
+
+                entries = write_sharded(self._ranks, what, staging, component.key, self._states.get(component.key))
+                written += [(each, 0) for each in entries]
+
+        def write() -> list[FileEntry]:
+            entries = [
+                self._write_piece(staging, component, piece)
+                for component in self._request.components
+                if component.key not in sharded
+                for piece in pieces[component.key]
+                if self._ranks.rank in self._writers(piece, topology)
+            ]
+            staging.flush()
+            return entries
+
+        leaders = self._leaders(topology)
+        for rank, entries in enumerate(together(self._ranks, what, write)):
+            written += [(each, leaders[rank]) for each in entries]
+        return written
+
+    def _write_piece(self, staging: Staging, component: StateComponent, piece: Piece) -> FileEntry:
+        if component.key not in self._states:
+            raise UsageError(
+                f"StateComponent {component.key!r}: stateful=None on rank {self._ranks.rank}, which writes it"
+            )
+        kind = str(component.metadata.get("format", "torch"))
+        name = piece.filename if kind == "torch" else piece.filename.replace("_state", "").replace(".pt", f".{kind}")
+        size, digest = write_state(staging.folder, name, self._states[component.key], kind=kind)
+        return FileEntry(
+            path=f"{staging.prefix}{name}",
+            component=component.key,
+            index=piece.index,
+            rank=self._ranks.rank,
+            members=piece.members,
+            bytes=size,
+            digest=digest,
+            format=kind,
+        )
+
+    # Who does what --------------------------------------------------------------------------------------------------
+
+    def _leaders(self, topology: Topology) -> list[int]:
+        """Of each rank, the one that commits what it writes."""
+        if not self._request.on_each_node:
+            return [0] * topology.world_size
+        first = {rank: node[0] for node in topology.nodes for rank in node}
+        return [first[rank] for rank in range(topology.world_size)]
+
+    def _leader(self, topology: Topology) -> int:
+        return self._leaders(topology)[self._ranks.rank]
+
+    def _writers(self, piece: Piece, topology: Topology) -> list[int]:
+        if not self._request.on_each_node:
+            return [piece.writer]
+        firsts = (next((rank for rank in node if rank in piece.members), None) for node in topology.nodes)
+        return [rank for rank in firsts if rank is not None]
+
+    def _manifest(self, topology: Topology, first: _Announced, files: Sequence[FileEntry]) -> Manifest:
+        import torch
+
+        return Manifest(
+            **{
+                "checkpoint_path": first.name,
+                "world_size": topology.world_size,
+                "timestamp": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+                "components": {each.key: _entry(each, files, topology) for each in self._request.components},
+                "checkpoint_id": first.name.removeprefix(name_of("")),
+                "commit_id": first.token,
+                "files": tuple(files),
+                "topology": topology.as_json(),
+                "skyward_version": __version__,
+                "pytorch_version": torch.__version__,
+                **self._request.about,
+            }
+        )
+
+
+def _entry(component: StateComponent, files: Sequence[FileEntry], topology: Topology) -> ComponentEntry:
+    mine = [each for each in files if each.component == component.key]
+    is_shared = component.sharing_pattern is not SharingPattern.PER_RANK
+    return ComponentEntry(
+        key=component.key,
+        sharing_pattern=component.sharing_pattern.value,
+        ranks=tuple(sorted({each.rank for each in mine})),
+        size_bytes=sum(each.bytes for each in mine),
+        group_name=component.process_group_name,
+        replicated_across=tuple(range(topology.world_size)) if is_shared and len(mine) == 1 else None,
+        checksum=mine[0].digest if len(mine) == 1 else None,
+        metadata=dict(component.metadata),
+    )
+
+
+def _is_sharded(state: Any) -> bool:
+    return any(callable(getattr(leaf, "to_local", None)) for _, leaf in leaves_of(state))
+
+
+def _travelling(leaf: Any) -> Any:
+    detach = getattr(leaf, "detach", None)
+    return detach().cpu() if callable(detach) else leaf
+
+
+def _brief(announced: _Announced) -> str:
+    return ", ".join(f"{key} {pattern}" for key, pattern, *_ in announced.components) or "none"

@@ -1,0 +1,126 @@
+"""States of DTensors (FSDP2, tensor parallel): torch.distributed.checkpoint writes and reads them, in any world.
+
+Every rank writes its own shards to `<key>.dcp/`, and a run of another size reads the parts that it needs. What the
+coordinator promises holds for them too: they are staged, digested and committed with the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..agree import Ranks
+from .commit import Staging
+from .folders import Folder, LocalFolder, digest_of_file
+from .manifest import FileEntry
+from .patterns import StateComponent
+from .verdicts import together
+from .writer import check_file
+
+__all__ = ["ModelState", "OptimizerState", "check_sharded", "read_sharded", "write_sharded"]
+
+
+class ModelState:
+    """A model's state as torch.distributed.checkpoint names it: without the prefixes of wrappers. Collective."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+        return dict(get_model_state_dict(self._model))
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
+        set_model_state_dict(self._model, state_dict)
+
+
+class OptimizerState:
+    """An optimizer's state by its parameters' names, so that it can be loaded where they are split otherwise."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        return dict(get_optimizer_state_dict(self._model, self._optimizer))
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+        set_optimizer_state_dict(self._model, self._optimizer, state_dict)
+
+
+def write_sharded(ranks: Ranks, what: str, staging: Staging, key: str, state: Any) -> list[FileEntry]:
+    """Collective. Gives the entries of all ranks' files."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    name = f"{key}.dcp"
+    folder = staging.folder.child(name)
+
+    def write() -> list[FileEntry]:
+        # It gathers every rank's error itself, so that none is left in one of its exchanges.
+        save(state, storage_writer=_writer(folder), process_group=_group(ranks), no_dist=ranks.world_size == 1)
+        mine = [each for each in folder.walk() if each.startswith(f"__{ranks.rank}_")]
+        if ranks.rank == 0:
+            mine.append(".metadata")
+        return [
+            FileEntry(
+                path=f"{staging.prefix}{name}/{each}",
+                component=key,
+                index=ranks.rank,
+                rank=ranks.rank,
+                members=(ranks.rank,),
+                bytes=folder.size(each),
+                digest=digest_of_file(folder, each),
+                format="dcp",
+            )
+            for each in mine
+        ]
+
+    return [entry for entries in together(ranks, what, write) for entry in entries]
+
+
+def check_sharded(ranks: Ranks, folder: Folder, files: Sequence[FileEntry]) -> None:
+    """Each rank looks at its share of the files. Raises: CheckpointCorrupt."""
+    for at, entry in enumerate(files):
+        check_file(folder, entry, digest=at % ranks.world_size == ranks.rank)
+
+
+def read_sharded(ranks: Ranks, folder: Folder, component: StateComponent, files: Sequence[FileEntry]) -> None:
+    """Into the component, whatever world wrote it. Collective."""
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    state = component.stateful.state_dict()
+    place = folder.child(files[0].path.rpartition("/")[0])
+    load(state, storage_reader=_reader(place), process_group=_group(ranks), no_dist=ranks.world_size == 1)
+    component.stateful.load_state_dict(state)
+
+
+def _group(ranks: Ranks) -> Any:
+    return getattr(ranks, "group", None)
+
+
+def _writer(folder: Folder) -> Any:
+    if isinstance(folder, LocalFolder):
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+        return FileSystemWriter(folder.path)
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+    return FsspecWriter(folder.path)
+
+
+def _reader(folder: Folder) -> Any:
+    if isinstance(folder, LocalFolder):
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+        return FileSystemReader(folder.path)
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    return FsspecReader(folder.path)

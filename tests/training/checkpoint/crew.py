@@ -1,0 +1,92 @@
+"""Real gloo ranks that run many cases one after another: a process costs seconds, a case milliseconds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Case = Callable[[Any, Path], Any]
+"""What all ranks do: `(ranks, folder of the case) -> what this rank says`. What it raises is said as text."""
+
+Said = dict[str, list[Any]]
+"""By the case's name, what each rank said."""
+
+
+def run_cases(
+    cases: Sequence[Case],
+    *,
+    world: int,
+    folder: Path,
+    environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
+) -> Said:
+    """Raises: queue.Empty when the ranks do not say anything for 90 seconds."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    environments = [dict(environment(rank)) for rank in range(world)]
+    leader = context.Process(target=_lead, args=(str(folder), list(cases), environments, answers))
+    leader.start()
+    said: Said = {case.__name__: [None] * world for case in cases}
+    try:
+        for _ in range(len(cases) * world):
+            name, rank, answer = answers.get(timeout=90)
+            said[name][rank] = answer
+        leader.join(30)
+    finally:
+        leader.terminate()  # it takes its ranks with it
+        leader.join(10)
+        leader.kill()
+    return said
+
+
+def _lead(folder: str, cases: list[Case], environments: list[dict[str, str]], answers: Any) -> None:
+    """Imports once, and forks the ranks."""
+    import torch.distributed
+
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=_rank, args=(rank, len(environments), folder, cases, environment, answers), daemon=True)
+        for rank, environment in enumerate(environments)
+    ]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+
+
+def error_of(act: Callable[[], Any]) -> str:
+    """Class and text of what it raises; "nothing" where it raises nothing."""
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def _rank(rank: int, world: int, folder: str, cases: list[Case], environment: dict[str, str], answers: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ.update(environment)
+    import torch
+    import torch.distributed as dist
+
+    from skyward.training import TorchRanks
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    ranks = TorchRanks(timeout_s=60.0)
+    for case in cases:
+        place = Path(folder, case.__name__)
+        try:
+            answer = case(ranks, place)
+        except BaseException:
+            answer = traceback.format_exc()
+        answers.put((case.__name__, rank, answer))
+        dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,55 @@
+"""States to be saved: plain, of real optimizers, and those that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Box:
+    """Holds a state."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.state = state_dict
+
+
+class Refuses(Box):
+    def state_dict(self) -> Any:
+        raise ValueError("no state today")
+
+
+class Unwritable(Box):
+    """Its state cannot be written: it fails while the file is being made."""
+
+    class Thing:
+        def __reduce__(self) -> Any:
+            raise OSError(28, "No space left on device")
+
+    def state_dict(self) -> Any:
+        return {"weight": torch.zeros(1000), "thing": self.Thing()}
+
+
+def shard(index: int, *, size: int = 64) -> dict[str, Any]:
+    """A model's and optimizer's nested state that is another one for every index, and the same on every rank."""
+    generator = torch.Generator().manual_seed(1000 + index)
+    return {
+        "layer.weight": torch.randn(size, generator=generator),
+        "layer.half": torch.randn(size, generator=generator).bfloat16(),
+        "state": {0: {"step": torch.tensor(3 + index), "exp_avg": torch.randn(size, generator=generator)}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999), "params": [0]}],
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Bit by bit."""
+    from skyward.training.checkpoint.patterns import ValidationLevel
+    from skyward.training.checkpoint.validate import fingerprints
+
+    return fingerprints(one, ValidationLevel.TENSOR) == fingerprints(other, ValidationLevel.TENSOR)

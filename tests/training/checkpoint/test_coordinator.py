@@ -1,0 +1,214 @@
+"""One process: declarations, names, replacing, sweeping, object stores, safety, and old formats."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from skyward.errors import CheckpointCorrupt, CheckpointNotFound, UsageError
+from skyward.training.checkpoint import (
+    CheckpointCoordinator,
+    RNGState,
+    SharingPattern,
+    StateComponent,
+    ValidationLevel,
+    checkpoints_in,
+    components_of,
+    latest_checkpoint,
+)
+from tests.training.checkpoint.states import Box, same, shard
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+def test_values_are_lower_case() -> None:
+    assert [each.value for each in SharingPattern] == ["global", "per_rank", "replicated", "per_group", "per_node"]
+    assert [each.value for each in ValidationLevel] == ["none", "quick", "tensor", "full"]
+    assert StateComponent("model", Box({}), "PER_RANK").sharing_pattern is SharingPattern.PER_RANK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"key": "a/b"}, "it becomes part of file names"),
+        ({"sharing_pattern": "sharded"}, "sharing_pattern='sharded' is not one of 'global'"),
+        ({"sharing_pattern": "per_group"}, "needs process_group_name"),
+        ({"process_group_name": "dp"}, "goes with sharing_pattern=PER_GROUP only"),
+        ({"validate_replication": True}, "GLOBAL has none"),
+        ({"validation_level": "some"}, "validation_level='some' is not one of"),
+        ({"stateful": 7}, "has no state_dict"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_where_it_is_declared(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        StateComponent(**{"key": "model", "stateful": Box({}), "sharing_pattern": "global", **arguments})
+
+
+def test_keys_are_unique_and_groups_known() -> None:
+    one = StateComponent("model", Box({}), SharingPattern.GLOBAL)
+    with pytest.raises(UsageError, match="more than one has the key 'model'"):
+        CheckpointCoordinator([one, one])
+    grouped = StateComponent("m", Box({}), SharingPattern.PER_GROUP, "tp")
+    with pytest.raises(UsageError, match="'tp' is not one of process_groups: \\['dp'\\]"):
+        CheckpointCoordinator([grouped], {"dp": [[0]]})
+
+
+def of_box(folder: object, box: Box, **options: Any) -> CheckpointCoordinator:
+    return CheckpointCoordinator(
+        [StateComponent("model", box, SharingPattern.GLOBAL)], output_dir=str(folder), **options
+    )
+
+
+@pytest.fixture(params=["folder", "memory", "file"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Folders and URLs."""
+    if request.param == "folder":
+        return str(tmp_path / "run")
+    return f"memory://{uuid.uuid4().hex}/run" if request.param == "memory" else f"file://{tmp_path}/run"
+
+
+def test_a_checkpoint_is_named_replaced_and_found_anywhere(place: str) -> None:
+    box = Box(shard(1))
+    coordinator = of_box(place, box, metadata={"epoch": 1.5, "name": "first"})
+    assert coordinator.save_checkpoint().endswith("/run/checkpoint-0")
+    assert coordinator.save_checkpoint(checkpoint_id="100").endswith("/run/checkpoint-100")
+    box.state = shard(2)
+    assert coordinator.save_checkpoint(checkpoint_id=100).endswith("/run/checkpoint-100")
+    assert coordinator.save_checkpoint().endswith("/run/checkpoint-101")
+    assert coordinator.save_checkpoint(checkpoint_id=50).endswith("/run/checkpoint-50")
+    box.state = None
+    report = coordinator.load_checkpoint()
+    assert same(box.state, shard(2))
+    assert (report.step, report.manifest.epoch, report.manifest.metadata) == (50, 1.5, {"name": "first"})
+    assert [each.checkpoint_id for each in checkpoints_in(place)] == ["0", "100", "101", "50"], "as they were written"
+
+
+def test_a_given_path_is_where_it_is(tmp_path: Path) -> None:
+    box = Box(shard(1))
+    path = of_box(tmp_path, box).save_checkpoint(tmp_path / "elsewhere" / "mine")
+    assert path == str(tmp_path / "elsewhere" / "mine")
+    assert CheckpointCoordinator([StateComponent("model", box, SharingPattern.GLOBAL)]).load_checkpoint(path).loaded
+
+
+def test_the_second_place_is_read_too(tmp_path: Path) -> None:
+    box = Box(shard(1))
+    of_box(tmp_path / "checkpoints", box).save_checkpoint(checkpoint_id=7)
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "checkpoints" / "checkpoint-7")
+    assert of_box(tmp_path, box).load_checkpoint().step == 7
+
+
+def test_without_any_there_is_nothing_to_load(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match="no whole checkpoint is there"):
+        of_box(tmp_path, Box({})).load_checkpoint()
+    with pytest.raises(CheckpointNotFound, match="no checkpoint is there"):
+        of_box(tmp_path, Box({})).load_checkpoint(tmp_path)
+
+
+def test_what_interrupted_saves_left_is_swept_and_what_others_write_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_box(tmp_path, Box(shard(1))).save_checkpoint(checkpoint_id=1)
+    gone = tmp_path / ".tmp-checkpoint-2-abandoned"
+    gone.mkdir()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    (gone / ".owner.json").write_text(json.dumps({"host": boot, "pid": os.getpid() + 100_000_000, "started": "1"}))
+    mine = tmp_path / ".tmp-checkpoint-3-running"
+    mine.mkdir()
+    (mine / ".owner.json").write_text(json.dumps({"host": boot, "pid": os.getpid(), "started": "1"}))
+    elsewhere = tmp_path / ".tmp-checkpoint-4-elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / ".owner.json").write_text(json.dumps({"host": "another", "pid": 1, "started": "1"}))
+    os.rename(tmp_path / "checkpoint-1", tmp_path / ".old-checkpoint-1-abc")
+    with caplog.at_level(logging.INFO):
+        of_box(tmp_path, Box(shard(2))).save_checkpoint(checkpoint_id=9)
+    assert sorted(os.listdir(tmp_path)) == sorted([mine.name, elsewhere.name, "checkpoint-1", "checkpoint-9"])
+    assert ".tmp-checkpoint-2-abandoned" in caplog.text
+
+
+class Custom:
+    """A class that torch does not load unasked."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Custom)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_objects_of_any_class_are_loaded_only_where_they_are_trusted(tmp_path: Path) -> None:
+    path = of_box(tmp_path, Box({"thing": Custom()})).save_checkpoint()
+    with pytest.raises(UsageError, match="allow_pickle=True"):
+        of_box(tmp_path, Box(None)).load_checkpoint(path)
+    box = Box(None)
+    of_box(tmp_path, box, allow_pickle=True).load_checkpoint(path)
+    assert box.state == {"thing": Custom()}
+
+
+def test_a_manifest_that_is_no_json_or_of_the_future_is_said_to_be(tmp_path: Path) -> None:
+    path = Path(of_box(tmp_path, Box({})).save_checkpoint())
+    manifest = path / "checkpoint_manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"format_version": 2', '"format_version": 3'))
+    with pytest.raises(CheckpointCorrupt, match="reads up to 2; use a newer one"):
+        of_box(tmp_path, Box({})).load_checkpoint(path)
+    manifest.write_text(text[:-20])
+    with pytest.raises(CheckpointCorrupt, match="cannot be read"):
+        of_box(tmp_path, Box({})).load_checkpoint(path)
+
+
+def test_tied_weights_in_safetensors_come_back_and_others_read_them(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    weight = torch.randn(4, 3)
+    state = {"embed.weight": weight, "head.weight": weight, "norm": torch.ones(3).bfloat16(), "empty": torch.zeros(0)}
+    box = Box(state)
+
+    def coordinator() -> CheckpointCoordinator:
+        metadata = {"format": "safetensors"}
+        return CheckpointCoordinator(
+            [StateComponent("model", box, SharingPattern.REPLICATED, metadata=metadata)], output_dir=tmp_path
+        )
+
+    path = Path(coordinator().save_checkpoint())
+    assert set(load_file(path / "model.safetensors")) == {"embed.weight", "norm", "empty"}
+    box.state = None
+    coordinator().load_checkpoint()
+    assert same(box.state, state)
+    assert box.state["embed.weight"].data_ptr() == box.state["head.weight"].data_ptr()
+
+
+def test_generators_go_on_where_they_were(tmp_path: Path) -> None:
+    import random
+
+    import numpy as np
+
+    def draw() -> tuple[Any, ...]:
+        return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(2).tolist()
+
+    coordinator = CheckpointCoordinator([StateComponent("rng", RNGState(), "per_rank")], output_dir=tmp_path)
+    draw()
+    coordinator.save_checkpoint()
+    expected = [draw() for _ in range(3)]
+    coordinator.load_checkpoint()
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_a_provider_declares_its_components_or_is_one() -> None:
+    class Provider(Box):
+        def get_state_components(self) -> list[StateComponent]:
+            return [StateComponent("model", self, SharingPattern.GLOBAL)]
+
+    assert [each.key for each in components_of(Provider({}))] == ["model"]
+    assert [(each.key, each.sharing_pattern) for each in components_of(Box({}))] == [("state", SharingPattern.GLOBAL)]
+
+
+def test_errors_travel() -> None:
+    error = CheckpointCorrupt("x: bad", path="x")
+    assert pickle.loads(pickle.dumps(error)).path == "x"

@@ -1,0 +1,160 @@
+"""Hybrid parallelism on 8 real ranks: data x pipeline as 2 x 4, data x tensor as 4 x 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from skyward.training.checkpoint import CheckpointCoordinator, RNGState, SharingPattern, StateComponent
+from tests.training.checkpoint.crew import Said, error_of, run_cases
+from tests.training.checkpoint.states import Box, same, shard
+
+WORLD = 8
+STAGES = [[0, 4], [1, 5], [2, 6], [3, 7]]
+"""2 x 4: ranks that hold the same pipeline stage."""
+COPIES = [[0, 1, 2, 3], [4, 5, 6, 7]]
+"""2 x 4: the ranks of one copy of the model, which see the same data."""
+PARTS = [[0, 2, 4, 6], [1, 3, 5, 7]]
+"""4 x 2: ranks that hold the same tensor-parallel part."""
+
+
+def index_in(groups: list[list[int]], rank: int) -> int:
+    return next(at for at, group in enumerate(groups) if rank in group)
+
+
+def data_and_pipeline(ranks: Any, folder: Path) -> Any:
+    import torch.distributed as dist
+
+    stage, copy = index_in(STAGES, ranks.rank), index_in(COPIES, ranks.rank)
+    # Process groups of torch, as a trainer has them.
+    replicas = [dist.new_group(each) for each in STAGES][stage]
+    readers = [dist.new_group(each) for each in COPIES][copy]
+    boxes = {"model": Box(shard(stage)), "optimizer": Box(shard(100 + stage)), "dataset": Box({"position": 7 + copy})}
+
+    def coordinator(boxes: dict[str, Box]) -> CheckpointCoordinator:
+        return CheckpointCoordinator(
+            [
+                StateComponent("model", boxes["model"], SharingPattern.PER_GROUP, "replicas"),
+                StateComponent("optimizer", boxes["optimizer"], SharingPattern.PER_GROUP, "replicas"),
+                StateComponent("dataset", boxes["dataset"], SharingPattern.PER_GROUP, "readers"),
+                StateComponent("rng", RNGState(), SharingPattern.PER_RANK),
+            ],
+            {"replicas": replicas, "readers": readers},
+            ranks,
+            folder,
+        )
+
+    torch.manual_seed(ranks.rank)
+    path = coordinator(boxes).save_checkpoint(checkpoint_id=10)
+    drawn = torch.rand(3)
+    torch.manual_seed(99)
+    fresh = {key: Box(None) for key in boxes}
+    report = coordinator(fresh).load_checkpoint()
+    return {
+        "path": path,
+        "same": all(same(fresh[key].state, boxes[key].state) for key in boxes),
+        "rng": torch.equal(torch.rand(3), drawn),
+        "loaded": report.loaded,
+        "step": report.step,
+    }
+
+
+def data_and_tensor(ranks: Any, folder: Path) -> Any:
+    part = index_in(PARTS, ranks.rank)
+    box = Box(shard(part))
+    groups = {"dp": PARTS}
+    CheckpointCoordinator([StateComponent("model", box, "per_group", "dp")], groups, ranks, folder).save_checkpoint()
+    fresh = Box(None)
+    CheckpointCoordinator([StateComponent("model", fresh, "per_group", "dp")], groups, ranks, folder).load_checkpoint()
+    return same(fresh.state, shard(part))
+
+
+def a_model_over_its_shards(ranks: Any, folder: Path) -> Any:
+    """Declared over {0-3}, whose members hold different stages: as the reference's own examples do."""
+    model = StateComponent("model", Box(shard(index_in(STAGES, ranks.rank))), "per_group", "pp")
+    coordinator = CheckpointCoordinator([model], {"pp": COPIES}, ranks, folder)
+    said = error_of(lambda: coordinator.save_checkpoint(checkpoint_id=1))
+    ranks.exchange(None)
+    return said, sorted(each.name for each in folder.glob("*"))
+
+
+def groups_that_contradict(ranks: Any, folder: Path) -> Any:
+    groups = {"dp": [0, 1, 2] if ranks.rank == 0 else STAGES}
+    component = StateComponent("model", Box(shard(0)), "per_group", "dp")
+    return error_of(lambda: CheckpointCoordinator([component], groups, ranks, folder).save_checkpoint())
+
+
+def one_flipped_element(ranks: Any, folder: Path) -> Any:
+    """Of a nested optimizer state, on rank 6, far from the tensor's begin."""
+    state = shard(0, size=5000)
+    if ranks.rank == 6:
+        state["state"][0]["exp_avg"][4321] += 1e-6
+    component = StateComponent("optimizer", Box(state), "replicated", validate_replication=True)
+    return error_of(lambda: CheckpointCoordinator([component], None, ranks, folder).save_checkpoint())
+
+
+CASES = [data_and_pipeline, data_and_tensor, a_model_over_its_shards, groups_that_contradict, one_flipped_element]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("eight")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> Said:
+    return run_cases(CASES, world=WORLD, folder=folder)
+
+
+def test_data_and_pipeline_parallel_states_come_back_to_their_ranks(said: Said, folder: Path) -> None:
+    path = str(folder / "data_and_pipeline" / "checkpoint-10")
+    loaded = ("model", "optimizer", "dataset", "rng")
+    assert said["data_and_pipeline"] == [{"path": path, "same": True, "rng": True, "loaded": loaded, "step": 10}] * 8
+
+
+def test_each_state_is_written_once(said: Said, folder: Path) -> None:
+    checkpoint = folder / "data_and_pipeline" / "checkpoint-10"
+    names = {each.name for each in checkpoint.iterdir()}
+    assert names == {
+        "checkpoint_manifest.json",
+        *(f"{key}_state_group_replicas_grank_0_rank_{rank}.pt" for key in ("model", "optimizer") for rank in range(4)),
+        *(f"dataset_state_group_readers_grank_0_rank_{rank}.pt" for rank in (0, 4)),
+        *(f"rng_state_rank_{rank}.pt" for rank in range(8)),
+    }
+    manifest = json.loads((checkpoint / "checkpoint_manifest.json").read_text())
+    assert manifest["world_size"] == 8
+    assert manifest["components"]["model"]["ranks"] == [0, 1, 2, 3]
+    assert manifest["components"]["model"]["sharing_pattern"] == "per_group"
+    assert manifest["topology"]["groups"]["replicas"] == STAGES
+    assert all(each["bytes"] == (checkpoint / each["path"]).stat().st_size for each in manifest["files"])
+
+
+def test_data_and_tensor_parallel_states_come_back(said: Said) -> None:
+    assert said["data_and_tensor"] == [True] * 8
+
+
+def test_a_group_whose_members_differ_is_refused_on_all_ranks_with_the_reason(said: Said) -> None:
+    texts = {text for text, _ in said["a_model_over_its_shards"]}
+    assert len(texts) == 1
+    (text,) = texts
+    assert text.startswith("ReplicationMismatch: model: sharing_pattern=PER_GROUP over 'pp'")
+    assert "[0, 1, 2, 3]" in text
+    assert "ranks 1, 2, 3 differ from rank 0 in 'layer.weight'" in text
+    assert "name the group of those that hold the same shard" in text
+    assert all(names == [] for _, names in said["a_model_over_its_shards"])
+
+
+def test_groups_that_contradict_one_another_are_refused(said: Said) -> None:
+    texts = set(said["groups_that_contradict"])
+    assert len(texts) == 1
+    assert "UsageError: process_groups['dp']: rank 0 says that it is ranks [0, 1, 2]" in texts.pop()
+
+
+def test_one_flipped_element_of_a_nested_state_is_found_on_all_ranks(said: Said) -> None:
+    texts = set(said["one_flipped_element"])
+    assert len(texts) == 1
+    assert "rank 6 differs from rank 0 in 'state.0.exp_avg'" in texts.pop()
