@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from skyward.training.checkpoint import SharingPattern, StateComponent, ValidationLevel
+
 
 class Box:
     """Holds a state."""
@@ -49,7 +51,13 @@ def shard(index: int, *, size: int = 64) -> dict[str, Any]:
 
 def same(one: Any, other: Any) -> bool:
     """Bit by bit."""
-    from skyward.training.checkpoint.patterns import ValidationLevel
     from skyward.training.checkpoint.validate import fingerprints
 
     return fingerprints(one, ValidationLevel.TENSOR) == fingerprints(other, ValidationLevel.TENSOR)
+
+
+def part(key: str, stateful: Any, pattern: str, group: str | None = None, **options: Any) -> StateComponent:
+    """A component, whose pattern and level are given by their values."""
+    if "validation_level" in options:
+        options["validation_level"] = ValidationLevel(options["validation_level"])
+    return StateComponent(key, stateful, SharingPattern(pattern), group, **options)

@@ -24,7 +24,7 @@ from skyward.training.checkpoint import (
     components_of,
     latest_checkpoint,
 )
-from tests.training.checkpoint.states import Box, same, shard
+from tests.training.checkpoint.states import Box, part, same, shard
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -32,7 +32,7 @@ ASSETS = Path(__file__).parent / "assets"
 def test_values_are_lower_case() -> None:
     assert [each.value for each in SharingPattern] == ["global", "per_rank", "replicated", "per_group", "per_node"]
     assert [each.value for each in ValidationLevel] == ["none", "quick", "tensor", "full"]
-    assert StateComponent("model", Box({}), "PER_RANK").sharing_pattern is SharingPattern.PER_RANK
+    assert part("model", Box({}), "per_rank").sharing_pattern is SharingPattern.PER_RANK
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,9 @@ def test_generators_go_on_where_they_were(tmp_path: Path) -> None:
     def draw() -> tuple[Any, ...]:
         return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(2).tolist()
 
-    coordinator = CheckpointCoordinator([StateComponent("rng", RNGState(), "per_rank")], output_dir=tmp_path)
+    coordinator = CheckpointCoordinator(
+        [StateComponent("rng", RNGState(), SharingPattern.PER_RANK)], output_dir=tmp_path
+    )
     draw()
     coordinator.save_checkpoint()
     expected = [draw() for _ in range(3)]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from skyward.training.checkpoint import CheckpointCoordinator, RNGState, SharingPattern, StateComponent
+from skyward.training.checkpoint import CheckpointCoordinator, RNGState
 from tests.training.checkpoint.crew import Said, error_of, run_cases
-from tests.training.checkpoint.states import Box, same, shard
+from tests.training.checkpoint.states import Box, part, same, shard
 
 WORLD = 8
 STAGES = [[0, 4], [1, 5], [2, 6], [3, 7]]
@@ -38,10 +38,10 @@ def data_and_pipeline(ranks: Any, folder: Path) -> Any:
     def coordinator(boxes: dict[str, Box]) -> CheckpointCoordinator:
         return CheckpointCoordinator(
             [
-                StateComponent("model", boxes["model"], SharingPattern.PER_GROUP, "replicas"),
-                StateComponent("optimizer", boxes["optimizer"], SharingPattern.PER_GROUP, "replicas"),
-                StateComponent("dataset", boxes["dataset"], SharingPattern.PER_GROUP, "readers"),
-                StateComponent("rng", RNGState(), SharingPattern.PER_RANK),
+                part("model", boxes["model"], "per_group", "replicas"),
+                part("optimizer", boxes["optimizer"], "per_group", "replicas"),
+                part("dataset", boxes["dataset"], "per_group", "readers"),
+                part("rng", RNGState(), "per_rank"),
             ],
             {"replicas": replicas, "readers": readers},
             ranks,
@@ -64,18 +64,18 @@ def data_and_pipeline(ranks: Any, folder: Path) -> Any:
 
 
 def data_and_tensor(ranks: Any, folder: Path) -> Any:
-    part = index_in(PARTS, ranks.rank)
-    box = Box(shard(part))
+    at = index_in(PARTS, ranks.rank)
+    box = Box(shard(at))
     groups = {"dp": PARTS}
-    CheckpointCoordinator([StateComponent("model", box, "per_group", "dp")], groups, ranks, folder).save_checkpoint()
+    CheckpointCoordinator([part("model", box, "per_group", "dp")], groups, ranks, folder).save_checkpoint()
     fresh = Box(None)
-    CheckpointCoordinator([StateComponent("model", fresh, "per_group", "dp")], groups, ranks, folder).load_checkpoint()
-    return same(fresh.state, shard(part))
+    CheckpointCoordinator([part("model", fresh, "per_group", "dp")], groups, ranks, folder).load_checkpoint()
+    return same(fresh.state, shard(at))
 
 
 def a_model_over_its_shards(ranks: Any, folder: Path) -> Any:
     """Declared over {0-3}, whose members hold different stages: as the reference's own examples do."""
-    model = StateComponent("model", Box(shard(index_in(STAGES, ranks.rank))), "per_group", "pp")
+    model = part("model", Box(shard(index_in(STAGES, ranks.rank))), "per_group", "pp")
     coordinator = CheckpointCoordinator([model], {"pp": COPIES}, ranks, folder)
     said = error_of(lambda: coordinator.save_checkpoint(checkpoint_id=1))
     ranks.exchange(None)
@@ -84,7 +84,7 @@ def a_model_over_its_shards(ranks: Any, folder: Path) -> Any:
 
 def groups_that_contradict(ranks: Any, folder: Path) -> Any:
     groups = {"dp": [0, 1, 2] if ranks.rank == 0 else STAGES}
-    component = StateComponent("model", Box(shard(0)), "per_group", "dp")
+    component = part("model", Box(shard(0)), "per_group", "dp")
     return error_of(lambda: CheckpointCoordinator([component], groups, ranks, folder).save_checkpoint())
 
 
@@ -93,7 +93,7 @@ def one_flipped_element(ranks: Any, folder: Path) -> Any:
     state = shard(0, size=5000)
     if ranks.rank == 6:
         state["state"][0]["exp_avg"][4321] += 1e-6
-    component = StateComponent("optimizer", Box(state), "replicated", validate_replication=True)
+    component = part("optimizer", Box(state), "replicated", validate_replication=True)
     return error_of(lambda: CheckpointCoordinator([component], None, ranks, folder).save_checkpoint())
 
 

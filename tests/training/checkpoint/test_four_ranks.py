@@ -12,7 +12,7 @@ import torch
 
 from skyward.training.checkpoint import CheckpointCoordinator, RNGState, StateComponent
 from tests.training.checkpoint.crew import Said, error_of, run_cases
-from tests.training.checkpoint.states import Box, Refuses, Unwritable, same, shard
+from tests.training.checkpoint.states import Box, Refuses, Unwritable, part, same, shard
 
 WORLD = 4
 
@@ -33,9 +33,7 @@ def every_pattern(ranks: Any, folder: Path) -> Any:
 
     def components(boxes: dict[str, Box]) -> list[StateComponent]:
         return [
-            StateComponent(
-                key, box, key, "dp" if key == "per_group" else None, validate_replication=key == "replicated"
-            )
+            part(key, box, key, "dp" if key == "per_group" else None, validate_replication=key == "replicated")
             for key, box in boxes.items()
         ]
 
@@ -50,10 +48,10 @@ def every_pattern(ranks: Any, folder: Path) -> Any:
 
 
 def a_rank_that_raises(ranks: Any, folder: Path) -> Any:
-    good = StateComponent("model", Box(shard(1)), "per_rank")
+    good = part("model", Box(shard(1)), "per_rank")
     kept = coordinator(ranks, folder, good).save_checkpoint(checkpoint_id=1)
     box = Refuses(None) if ranks.rank == 2 else Box(shard(2))
-    bad = coordinator(ranks, folder, good, StateComponent("extra", box, "per_rank"))
+    bad = coordinator(ranks, folder, good, part("extra", box, "per_rank"))
     texts = [error_of(lambda: bad.save_checkpoint(checkpoint_id=2))]
     texts.append(error_of(lambda: bad.save_checkpoint(checkpoint_id=1)))
     ranks.exchange(None)
@@ -62,13 +60,11 @@ def a_rank_that_raises(ranks: Any, folder: Path) -> Any:
 
 def a_rank_that_cannot_write(ranks: Any, folder: Path) -> Any:
     """The replaced checkpoint stays as it was, too."""
-    good = StateComponent("model", Box(shard(1)), "per_rank")
+    good = part("model", Box(shard(1)), "per_rank")
     coordinator(ranks, folder, good).save_checkpoint(checkpoint_id=1)
     before = (folder / "checkpoint-1" / "checkpoint_manifest.json").read_bytes()
     box = Unwritable(None) if ranks.rank == 3 else Box(shard(2))
-    text = error_of(
-        lambda: coordinator(ranks, folder, StateComponent("model", box, "per_rank")).save_checkpoint(None, 1)
-    )
+    text = error_of(lambda: coordinator(ranks, folder, part("model", box, "per_rank")).save_checkpoint(None, 1))
     ranks.exchange(None)
     return text, os.listdir(folder), (folder / "checkpoint-1" / "checkpoint_manifest.json").read_bytes() == before
 
@@ -86,9 +82,7 @@ def replicas_that_differ(ranks: Any, folder: Path) -> Any:
                     state["state"][0]["step"] += change
                 else:
                     (state[path] if path in state else state["state"][0]["exp_avg"])[20_001] += change
-            component = StateComponent(
-                "model", Box(state), "replicated", validate_replication=True, validation_level=level
-            )
+            component = part("model", Box(state), "replicated", validate_replication=True, validation_level=level)
             text = error_of(lambda: coordinator(ranks, folder, component).save_checkpoint(checkpoint_id=5))  # noqa: B023
             said[level, path] = text
     return said
@@ -110,15 +104,15 @@ def equal_replicas_of_any_kind(ranks: Any, folder: Path) -> Any:
         state = dict(reversed(state.items()))
     said = []
     for level in ("quick", "tensor", "full"):
-        component = StateComponent("m", Box(state), "replicated", validate_replication=True, validation_level=level)
+        component = part("m", Box(state), "replicated", validate_replication=True, validation_level=level)
         said.append(error_of(lambda: coordinator(ranks, folder, component).save_checkpoint(checkpoint_id=1)))  # noqa: B023
     return said
 
 
 def what_is_missing(ranks: Any, folder: Path) -> Any:
-    model = StateComponent("model", Box(shard(1)), "replicated")
+    model = part("model", Box(shard(1)), "replicated")
     coordinator(ranks, folder, model).save_checkpoint(checkpoint_id=1)
-    more = coordinator(ranks, folder, model, StateComponent("optimizer", Box(None), "replicated"))
+    more = coordinator(ranks, folder, model, part("optimizer", Box(None), "replicated"))
     report = more.load_checkpoint(strict=False)
     return error_of(more.load_checkpoint), report.loaded, report.skipped
 
@@ -127,7 +121,7 @@ def what_is_corrupt(ranks: Any, folder: Path) -> Any:
     """A flipped byte, a short file, one that is gone: raised on all ranks, whatever `strict`, and nothing loaded."""
     texts = []
     for at, damage in enumerate(("flip", "cut", "gone")):
-        component = StateComponent("model", Box(shard(ranks.rank)), "per_rank", required=False)
+        component = part("model", Box(shard(ranks.rank)), "per_rank", required=False)
         path = Path(coordinator(ranks, folder, component).save_checkpoint(checkpoint_id=at))
         file = path / "model_state_rank_2.pt"
         if ranks.rank == 0:
@@ -138,7 +132,7 @@ def what_is_corrupt(ranks: Any, folder: Path) -> Any:
                 file.unlink()
         ranks.exchange(None)
         fresh = Box("untouched")
-        load = coordinator(ranks, folder, StateComponent("model", fresh, "per_rank", required=False))
+        load = coordinator(ranks, folder, part("model", fresh, "per_rank", required=False))
         texts.append(error_of(lambda: load.load_checkpoint(path, strict=False)))  # noqa: B023
         assert fresh.state == "untouched"
     return texts
@@ -146,13 +140,12 @@ def what_is_corrupt(ranks: Any, folder: Path) -> Any:
 
 def only_a_part(ranks: Any, folder: Path) -> Any:
     boxes = {key: Box(shard(at)) for at, key in enumerate(("model", "optimizer", "rng"))}
-    coordinator(
-        ranks, folder, *(StateComponent(key, box, "replicated") for key, box in boxes.items())
-    ).save_checkpoint()
+    coordinator(ranks, folder, *(part(key, box, "replicated") for key, box in boxes.items())).save_checkpoint()
     said = []
-    for options in ({"only": ["model"]}, {"skip": ["rng", "model"]}, {"only": ["modell"]}):
+    several: list[dict[str, Any]] = [{"only": ["model"]}, {"skip": ["rng", "model"]}, {"only": ["modell"]}]
+    for options in several:
         fresh = {key: Box(None) for key in boxes}
-        load = coordinator(ranks, folder, *(StateComponent(key, box, "replicated") for key, box in fresh.items()))
+        load = coordinator(ranks, folder, *(part(key, box, "replicated") for key, box in fresh.items()))
         text = error_of(lambda: load.load_checkpoint(**options))  # noqa: B023
         said.append((text, [key for key, box in fresh.items() if box.state is not None]))
     return said
@@ -160,7 +153,7 @@ def only_a_part(ranks: Any, folder: Path) -> Any:
 
 def declared_otherwise_by_a_rank(ranks: Any, folder: Path) -> Any:
     pattern = "global" if ranks.rank == 1 else "replicated"
-    return error_of(lambda: coordinator(ranks, folder, StateComponent("m", Box({}), pattern)).save_checkpoint())
+    return error_of(lambda: coordinator(ranks, folder, part("m", Box({}), pattern)).save_checkpoint())
 
 
 def uneven_nodes(ranks: Any, folder: Path) -> Any:
@@ -170,8 +163,8 @@ def uneven_nodes(ranks: Any, folder: Path) -> Any:
     try:
         node = 0 if ranks.rank < 3 else 1
         fresh = Box(None)
-        path = coordinator(ranks, folder, StateComponent("c", Box({"node": node}), "per_node")).save_checkpoint()
-        coordinator(ranks, folder, StateComponent("c", fresh, "per_node")).load_checkpoint()
+        path = coordinator(ranks, folder, part("c", Box({"node": node}), "per_node")).save_checkpoint()
+        coordinator(ranks, folder, part("c", fresh, "per_node")).load_checkpoint()
         return fresh.state["node"] == node, json.loads(Path(path, "checkpoint_manifest.json").read_text())["topology"]
     finally:
         os.environ["LOCAL_RANK"] = before
@@ -184,7 +177,7 @@ def disks_of_nodes(ranks: Any, folder: Path) -> Any:
 
     def components(boxes: dict[str, Box]) -> list[StateComponent]:
         patterns = {"model": "replicated", "own": "per_rank", "node": "per_node"}
-        return [StateComponent(key, box, patterns[key]) for key, box in boxes.items()]
+        return [part(key, box, patterns[key]) for key, box in boxes.items()]
 
     for step in (1, 2):
         coordinator(ranks, disk, *components(boxes), on_each_node=True).save_checkpoint(checkpoint_id=step)
@@ -199,10 +192,10 @@ def disks_of_nodes(ranks: Any, folder: Path) -> Any:
 def saved_by_four(ranks: Any, folder: Path) -> Any:
     """For a world of another size, in the test below."""
     components = [
-        StateComponent("model", Box(shard(0)), "replicated"),
-        StateComponent("shards", Box({"part": torch.full((2,), float(ranks.rank))}), "per_rank"),
-        StateComponent("rng", RNGState(), "per_rank", required=False),
-        StateComponent("stage", Box(shard(ranks.rank % 2)), "per_group", "dp"),
+        part("model", Box(shard(0)), "replicated"),
+        part("shards", Box({"part": torch.full((2,), float(ranks.rank))}), "per_rank"),
+        part("rng", RNGState(), "per_rank", required=False),
+        part("stage", Box(shard(ranks.rank % 2)), "per_group", "dp"),
     ]
     return coordinator(ranks, folder, *components, groups={"dp": [[0, 2], [1, 3]]}).save_checkpoint(checkpoint_id=4)
 
@@ -338,11 +331,11 @@ def test_with_a_disk_for_each_node_the_newest_that_all_have_is_loaded(said: Said
 def test_another_world_loads_what_it_can_and_refuses_the_rest(said: Said) -> None:
     path = of_all(said, "saved_by_four")
     boxes = {"model": Box(None), "shards": Box(None)}
-    model = StateComponent("model", boxes["model"], "replicated")
+    model = part("model", boxes["model"], "replicated")
     CheckpointCoordinator([model]).load_checkpoint(path)
     assert same(boxes["model"].state, shard(0))
 
-    shards = StateComponent("shards", boxes["shards"], "per_rank")
+    shards = part("shards", boxes["shards"], "per_rank")
     text = error_of(lambda: CheckpointCoordinator([model, shards]).load_checkpoint(path, strict=False))
     assert "CheckpointMismatch" in text
     assert "shards does not fit: it was written as 4 states of 4 ranks, and this run has 1" in text
@@ -352,6 +345,6 @@ def test_another_world_loads_what_it_can_and_refuses_the_rest(said: Said) -> Non
     )
     assert boxes["shards"].state["part"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
-    rng = StateComponent("rng", RNGState(), "per_rank", required=False)
+    rng = part("rng", RNGState(), "per_rank", required=False)
     report = CheckpointCoordinator([model, rng]).load_checkpoint(path, strict=False)
     assert list(report.skipped) == ["rng"]
