@@ -20,6 +20,8 @@ from .callbacks import ParameterNormLogger as ParameterNormLogger
 from .callbacks import PeakMemory as PeakMemory
 from .callbacks import ProfilerCallback as ProfilerCallback
 from .callbacks import ProgressCallback as ProgressCallback
+from .callbacks import ResumableSummaryWriter as ResumableSummaryWriter
+from .callbacks import TBLogger as TBLogger
 from .callbacks import TextgenCallback as TextgenCallback
 from .callbacks import WeightNormLogger as WeightNormLogger
 from .checkpoint import Checkpoints as Checkpoints
@@ -40,12 +42,6 @@ from .trainer import Trainer as Trainer
 from .trainer import TrainOutput as TrainOutput
 
 __all__ = [
-    "ProfilerCallback",
-    "TextgenCallback",
-    "PeakMemory",
-    "WeightNormLogger",
-    "ParameterNormLogger",
-    "GradNormLogger",
     "Alone",
     "CallbackHandler",
     "Checkpoints",
@@ -56,19 +52,26 @@ __all__ = [
     "EVENTS",
     "EvalPrediction",
     "FileCheckpoints",
+    "GradNormLogger",
     "HFCallbacks",
     "InfoCallback",
     "JsonLogWriter",
     "JsonLogger",
+    "LightningCallbacks",
+    "ParameterNormLogger",
+    "PeakMemory",
     "PredictionOutput",
+    "ProfilerCallback",
     "ProgressCallback",
     "RNGState",
-    "LightningCallbacks",
     "RankFailed",
     "Ranks",
+    "ResumableSummaryWriter",
     "SharingPattern",
     "StateComponent",
     "Stateful",
+    "TBLogger",
+    "TextgenCallback",
     "TorchRanks",
     "TrainOutput",
     "Trainer",
@@ -77,5 +80,6 @@ __all__ = [
     "TrainerControlCallback",
     "TrainerState",
     "TrainingArguments",
+    "WeightNormLogger",
     "ranks_of_this_process",
 ]

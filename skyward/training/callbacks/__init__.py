@@ -19,6 +19,8 @@ _MODULES = {
     "profiler": ("ProfilerCallback",),
     "textgen": ("TextgenCallback",),
     "weight_norm": ("WeightNormLogger",),
+    "summary": ("ResumableSummaryWriter",),
+    "tensorboard": ("TBLogger",),
 }
 
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

@@ -11,20 +11,24 @@ from .parameter_norm import ParameterNormLogger as ParameterNormLogger
 from .peak_memory import PeakMemory as PeakMemory
 from .profiler import ProfilerCallback as ProfilerCallback
 from .progress import ProgressCallback as ProgressCallback
+from .summary import ResumableSummaryWriter as ResumableSummaryWriter
+from .tensorboard import TBLogger as TBLogger
 from .textgen import TextgenCallback as TextgenCallback
 from .weight_norm import WeightNormLogger as WeightNormLogger
 
 __all__ = [
     "DefaultMetrics",
     "DivergenceDetector",
+    "GradNormLogger",
     "InfoCallback",
     "JsonLogWriter",
     "JsonLogger",
-    "ProgressCallback",
-    "GradNormLogger",
     "ParameterNormLogger",
     "PeakMemory",
     "ProfilerCallback",
+    "ProgressCallback",
+    "ResumableSummaryWriter",
+    "TBLogger",
     "TextgenCallback",
     "TrainerControlCallback",
     "WeightNormLogger",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ...errors import UsageError
 
@@ -57,7 +57,7 @@ FINAL_METRICS: dict[str, FinalMetric] = {
     "total_flos": FinalMetric(label="FLOPs", fmt=".3e"),
 }
 
-Spec = TypeVar("Spec", Column, FinalMetric)
+Spec = TypeVar("Spec")
 
 
 def merged(what: str, defaults: Mapping[str, Spec], own: Mapping[str, Any] | None, kind: type[Spec]) -> dict[str, Spec]:
@@ -66,7 +66,7 @@ def merged(what: str, defaults: Mapping[str, Spec], own: Mapping[str, Any] | Non
     Raises: UsageError for a field that there is not.
     """
     found = dict(defaults)
-    known = [each.name for each in fields(kind)]
+    known = [each.name for each in fields(cast("Any", kind))]
     for key, value in (own or {}).items():
         if value is None:
             found.pop(key, None)

@@ -136,7 +136,7 @@ def test_an_epoch_ends_before_its_evaluation(tmp_path: Path) -> None:
 
 # Pitfall 3: HF has logged before its callbacks hear of it.
 def test_what_callbacks_add_to_logs_reaches_the_history_and_hfs_integrations(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     ours, after = Recorder(only=("on_log",)), HFCallbacks([Adds(), Recorder()])
     after.callbacks.add(ours)

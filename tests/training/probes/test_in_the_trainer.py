@@ -26,7 +26,7 @@ from tests.training.probes.tiny_lm import ALPHABET, Characters, TinyLM
 class LM(TinyLM):
     """With a loss, as trainers want it."""
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
         logits = super().forward(input_ids)
         if labels is None:
             return {"logits": logits}
