@@ -6,10 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
 from skyward import accelerators
 from skyward.errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled, UsageError
@@ -21,7 +23,7 @@ from skyward.providers.aws import prices as aws_prices
 from skyward.providers.aws.clients import clients
 from skyward.providers.aws.ec2 import _host_keys
 from skyward.providers.clock import Clock
-from skyward.providers.rented import Host
+from skyward.providers.rented import Host, Request
 from skyward.testing.provider_suite import ProviderSuite
 from skyward.testing.virtual_clock import FastClock
 from skyward.topology import Peer
@@ -89,6 +91,28 @@ class TestAWS(ProviderSuite):
 
 def launched(provider: MotoAWS, spec: PoolSpec) -> list[Machine]:
     return provider.launch(spec, provider.offers(spec), "mine", list(range(spec.nodes)), lambda event: None)
+
+
+def requested(provider: MotoAWS, spec: PoolSpec) -> Request:
+    """What would be asked for, by a journal called abc."""
+    tags = {"skyward:journal": "abc", "skyward:attempt": "abc-0"}
+    key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJd8DvYTmqq8zBqZMEpvYQAzDeC8Fs9e7x2bDYNqyLWP"
+    return Request(
+        pool="mine", token="abc-0", offer=provider.offers(spec)[0], count=1, lease_s=600.0, tags=tags, public_key=key
+    )
+
+
+def fails_once(provider: MotoAWS, operation: str, code: str) -> None:
+    """The next call of this operation is answered by that error; it names what the call names."""
+    api = clients(provider.region, provider.profile, provider.endpoint_url)
+    event = f"before-call.ec2.{operation}"
+
+    def fail(params: dict[str, Any], **_: Any) -> None:
+        api.ec2.meta.events.unregister(event, fail)
+        answer: Any = {"Error": {"Code": code, "Message": f"of {params['body']}"}, "ResponseMetadata": {}}
+        raise ClientError(answer, operation)
+
+    api.ec2.meta.events.register(event, fail)
 
 
 class TestWhatIsMade:
@@ -175,8 +199,118 @@ class TestWhatIsMade:
         assert "CreatePlacementGroup" not in calls
         assert "InterfaceType" not in calls["RunInstances"]["NetworkInterfaces"][0]
 
+    def test_a_later_offer_with_a_fast_network_has_its_placement_group_removed_too(self, server: str, ec2: Any) -> None:
+        types = ["m5.large", "g4dn.12xlarge"]
+        provider = MotoAWS(endpoint_url=server, ami=AMI, client_cidr="192.0.2.1/32", instance_types=types)
+        spec = PoolSpec(nodes=2, allocation="on-demand")
+        slow, fast = (next(o for o in provider.offers(spec) if o.instance_type == name) for name in types)
+        groups: list[str] = []  # moto knows no placement groups
+
+        def answer(model: Any, params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
+            name = params["body"]["GroupName"]
+            groups.append(name) if model.name.startswith("Create") else groups.remove(name)
+            return SimpleNamespace(status_code=200), {}
+
+        events: Any = clients(provider.region, provider.profile, provider.endpoint_url).ec2.meta.events
+        for operation in ("CreatePlacementGroup", "DeletePlacementGroup"):
+            events.register_first(f"before-call.ec2.{operation}", answer)
+        request = requested(provider, spec)
+        provider.cloud().prepare(replace(request, nodes=2, offer=slow))
+        assert groups == []
+        provider.cloud().prepare(replace(request, nodes=2, offer=fast))
+        assert groups == ["skyward-abc"]
+        assert provider.cloud().clean_up(request.tags) == []
+        assert groups == []
+        for operation in ("CreatePlacementGroup", "DeletePlacementGroup"):
+            events.unregister(f"before-call.ec2.{operation}", answer)
+        assert ec2.describe_key_pairs()["KeyPairs"] == []
+
+    @pytest.mark.parametrize(
+        ("operation", "code"),
+        [
+            ("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound"),
+            ("RunInstances", "InvalidKeyPair.NotFound"),
+            ("RunInstances", "InvalidGroup.NotFound"),
+        ],
+    )
+    def test_what_was_made_a_moment_ago_may_not_be_known_yet(
+        self, provider: MotoAWS, ec2: Any, operation: str, code: str
+    ) -> None:
+        fails_once(provider, operation, code)
+        machines = launched(provider, PoolSpec(allocation="on-demand"))
+        provider.terminate(machines)
+        assert ec2.describe_key_pairs()["KeyPairs"] == []
+
+    def test_a_group_whose_create_call_lost_its_answer_is_found_by_its_name(self, provider: MotoAWS, ec2: Any) -> None:
+        spec = PoolSpec(allocation="on-demand")
+        group: list[str] = []
+
+        def make_it_first(params: dict[str, Any], **_: Any) -> None:
+            if not group:  # as a try that has made it without its tags being listed yet
+                group.append(ec2.create_security_group(**{**params, "TagSpecifications": []})["GroupId"])
+
+        api = clients(provider.region, provider.profile, provider.endpoint_url)
+        event = "provide-client-params.ec2.CreateSecurityGroup"
+        api.ec2.meta.events.register_first(event, make_it_first)
+        try:
+            request = requested(provider, spec)
+            provider.cloud().prepare(request)
+            (found,) = ec2.describe_security_groups(GroupIds=group)["SecurityGroups"]
+            assert len(found["IpPermissions"]) == 2
+        finally:
+            api.ec2.meta.events.unregister(event, make_it_first)
+            ec2.delete_security_group(GroupId=group[0])
+            provider.cloud().clean_up(request.tags)
+
+    def test_a_client_that_has_another_address_is_let_in_and_the_old_one_no_more(
+        self, provider: MotoAWS, ec2: Any
+    ) -> None:
+        request = requested(provider, PoolSpec(allocation="on-demand"))
+        for address in ("192.0.2.1/32", "198.51.100.7/32"):
+            provider = replace(provider, client_cidr=address)
+            provider.cloud().prepare(request)
+            filters = [{"Name": "group-name", "Values": ["skyward-abc"]}]
+            (group,) = ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
+            ssh = [rule for rule in group["IpPermissions"] if rule["IpProtocol"] == "tcp"]
+            assert [r["CidrIp"] for rule in ssh for r in rule["IpRanges"]] == [address]
+        assert provider.cloud().clean_up(request.tags) == []
+
+    def test_further_disks_of_an_image_go_with_the_machine(self, provider: MotoAWS, ec2: Any) -> None:
+        made = ec2.run_instances(ImageId=AMI, InstanceType="m5.large", MinCount=1, MaxCount=1)
+        (instance,) = made["Instances"]
+        image = ec2.create_image(InstanceId=instance["InstanceId"], Name="mine")["ImageId"]
+        ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
+        disks = [{"DeviceName": "/dev/sda1", "Ebs": {}}, {"DeviceName": "/dev/sdf", "Ebs": {"VolumeSize": 500}}]
+        answer = {"Images": [{"ImageId": image, "RootDeviceName": "/dev/sda1", "BlockDeviceMappings": disks}]}
+        provider = replace(provider, ami=image)
+        api = clients(provider.region, provider.profile, provider.endpoint_url)
+        event = "after-call.ec2.DescribeImages"
+
+        def say(parsed: dict[str, Any], **_: Any) -> None:
+            parsed.update(answer)
+
+        api.ec2.meta.events.register(event, say)
+        try:
+            spec = PoolSpec(allocation="on-demand")
+            run = provider.plan(spec, provider.offers(spec)[0], "mine")[-1].parameters
+        finally:
+            api.ec2.meta.events.unregister(event, say)
+        named = {disk["DeviceName"]: disk["Ebs"] for disk in run["BlockDeviceMappings"]}
+        assert named["/dev/sdf"] == {"DeleteOnTermination": True}
+        assert named["/dev/sda1"]["DeleteOnTermination"]
+
 
 class TestOffers:
+    def test_a_subnet_has_one_zone(self, server: str, ec2: Any) -> None:
+        subnets = ec2.describe_subnets()["Subnets"]
+        subnet = next(s for s in subnets if s["AvailabilityZone"] == "us-east-1c")["SubnetId"]
+        provider = AWS(endpoint_url=server, ami=AMI, subnet_id=subnet)
+        assert {offer.zone for offer in provider.offers(PoolSpec())} == {"us-east-1c"}
+        with pytest.raises(UsageError, match="subnet_id: .* is in us-east-1c, and zones="):
+            replace(provider, zones=["us-east-1a"]).offers(PoolSpec())
+        with pytest.raises(UsageError, match="subnet_id: subnet-0123 does not exist"):
+            replace(provider, subnet_id="subnet-0123").offers(PoolSpec())
+
     def test_accelerators_are_those_of_our_tables(self, provider: MotoAWS) -> None:
         offers = provider.offers(PoolSpec(accelerator=accelerators.A10G()))
         assert offers[0].accelerator == accelerators.A10G()
@@ -236,8 +370,6 @@ class TestFailures:
         ],
     )
     def test_aws_errors_are_told_by_class(self, code: str, status: int, error: type[Exception]) -> None:
-        from botocore.exceptions import ClientError
-
         from skyward.providers.aws.failures import translated
 
         answer: Any = {"Error": {"Code": code, "Message": "why"}, "ResponseMetadata": {"HTTPStatusCode": status}}

@@ -10,7 +10,7 @@ from ...errors import ProviderError
 from ...machine import Offer, PoolSpec
 from ..rented import ApiCall, Instance, Request, State
 from .clients import clients
-from .failures import NotThere, translated
+from .failures import NotThere, NotYet, translated
 from .images import image_for
 from .network import Network
 from .offers import offers
@@ -66,8 +66,13 @@ class Ec2:
 
     def create(self, request: Request) -> list[Instance]:
         parameters = self._run_parameters(request, Network(self._clients, self._aws).places(request))
-        with translated("RunInstances"):
-            answer = self._clients.ec2.run_instances(**parameters)
+        try:
+            with translated("RunInstances"):
+                answer = self._clients.ec2.run_instances(**parameters)
+        except NotThere as error:
+            if not _names_ours(error, parameters, self._aws):
+                raise
+            raise NotYet(str(error), code=getattr(error, "code", "")) from error
         return [_instance(found) for found in answer["Instances"]]
 
     def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:
@@ -124,7 +129,9 @@ class Ec2:
                 {
                     "DeviceName": image.root_device,
                     "Ebs": {"VolumeSize": aws.disk_gib, "VolumeType": "gp3", "DeleteOnTermination": True},
-                }
+                },
+                # What else the image brings would be left, and paid for, if the image says so.
+                *({"DeviceName": device, "Ebs": {"DeleteOnTermination": True}} for device in image.more_devices),
             ],
             "TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds],
             **places,
@@ -137,6 +144,16 @@ class Ec2:
                 spot["MaxPrice"] = f"{aws.max_price:g}"
             parameters["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
         return parameters
+
+
+def _names_ours(error: NotThere, parameters: Mapping[str, Any], aws: AWS) -> bool:
+    """Whether what EC2 does not find is what `prepare` has just made, and not what the user has named."""
+    made = [parameters["KeyName"]]
+    if not aws.security_group_id:
+        made += parameters["NetworkInterfaces"][0]["Groups"]
+    if aws.placement in ("auto", "cluster"):
+        made += filter(None, [parameters["Placement"].get("GroupName")])
+    return any(name in str(error) for name in made)
 
 
 def _instance(found: Mapping[str, Any]) -> Instance:

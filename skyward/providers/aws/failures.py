@@ -8,11 +8,27 @@ from typing import Any
 
 from ...errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
 
-__all__ = ["NotThere", "code_of", "translated"]
+__all__ = ["NotThere", "NotYet", "code_of", "soon_there", "translated"]
 
 
 class NotThere(ProviderError):
     """It names something that does not exist, or not yet."""
+
+
+class NotYet(Throttled):
+    """It names something that was made a moment ago, and that is not known everywhere yet: nothing was done."""
+
+
+@contextlib.contextmanager
+def soon_there() -> Iterator[None]:
+    """For calls that name only what was made a moment ago: NotThere is NotYet.
+
+    Source: EC2 API, "Eventual consistency": what is made may be unknown to the next calls for a while.
+    """
+    try:
+        yield
+    except NotThere as error:
+        raise NotYet(str(error), code=getattr(error, "code", "")) from error
 
 
 # Source: Amazon EC2 API reference, "Error codes for the Amazon EC2 API".

@@ -25,6 +25,8 @@ _UBUNTU_NAMES = {"20.04": "focal", "22.04": "jammy", "24.04": "noble", "26.04": 
 class BootImage:
     id: str
     root_device: str
+    more_devices: tuple[str, ...] = ()
+    """Of further EBS volumes that it brings."""
 
 
 @dataclass(frozen=True)
@@ -103,4 +105,6 @@ def _described(region: str, profile: str | None, endpoint_url: str | None, image
         found = clients(region, profile, endpoint_url).ec2.describe_images(ImageIds=[image])["Images"]
     if not found:
         raise ProviderError(f"aws: ami={image!r} does not exist in {region}, or may not be used by this account")
-    return BootImage(id=image, root_device=found[0].get("RootDeviceName") or "/dev/sda1")
+    root = found[0].get("RootDeviceName") or "/dev/sda1"
+    volumes = [disk["DeviceName"] for disk in found[0].get("BlockDeviceMappings", []) if "Ebs" in disk]
+    return BootImage(id=image, root_device=root, more_devices=tuple(name for name in volumes if name != root))

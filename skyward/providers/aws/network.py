@@ -5,21 +5,22 @@ The key pair is made first and removed last: as long as it is there, its tags sa
 
 from __future__ import annotations
 
+import functools
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import NoCapacity, ProviderError, UsageError
 from ..rented import JOURNAL_TAG, ApiCall, Request
-from .clients import Clients
-from .failures import NotThere, translated
+from .clients import Clients, clients
+from .failures import NotThere, NotYet, soon_there, translated
 from .types import has_efa
 
 if TYPE_CHECKING:
     from .provider import AWS
 
-__all__ = ["Network"]
+__all__ = ["Network", "subnet_zone"]
 
 _PLACEMENT_TAG = "skyward:placement-group"
 _ADDRESS_URL = "https://checkip.amazonaws.com"
@@ -37,17 +38,56 @@ class Network:
     # Making -----------------------------------------------------------------------------------------------------------
 
     def prepare(self, request: Request) -> None:
-        """Everything that is not there yet."""
-        if not self._keys(_by_journal(request.tags)):
+        """Everything that is not there yet. Raises NotYet where what was made a moment ago is not known yet."""
+        keys = self._keys(_by_journal(request.tags))
+        if not keys:
             self._make("ImportKeyPair", self._key(request))
         if placement := self._own_placement(request):
+            if keys and not _placements(keys):  # the offers before this one needed none
+                tag = {"Key": _PLACEMENT_TAG, "Value": placement}
+                with soon_there():
+                    self._make("CreateTags", {"Resources": [key["KeyPairId"] for key in keys], "Tags": [tag]})
             self._make("CreatePlacementGroup", self._placement(request, placement))
         if not self._aws.security_group_id:
-            group = self._group_id(request.tags) or self._make("CreateSecurityGroup", self._group(request))["GroupId"]
-            for rule in self._ingress(group):  # one by one: of several EC2 takes none where one is there already
-                self._make("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [rule]})
-            if self._uses_efa(request):
-                self._make("AuthorizeSecurityGroupEgress", {"GroupId": group, "IpPermissions": [_among_members(group)]})
+            group = self._group_id(request.tags) or self._made_group(request)
+            with soon_there():
+                self._let_in(group, request)
+
+    def _let_in(self, group: str, request: Request) -> None:
+        ssh, members = self._ingress(group)
+        for rule in (ssh, members):  # one by one: of several EC2 takes none where one is there already
+            self._make("AuthorizeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [rule]})
+        for old in self._others_let_in(group, ssh):
+            self._make("RevokeSecurityGroupIngress", {"GroupId": group, "IpPermissions": [old]})
+        if self._uses_efa(request):
+            self._make("AuthorizeSecurityGroupEgress", {"GroupId": group, "IpPermissions": [_among_members(group)]})
+
+    def _made_group(self, request: Request) -> str:
+        parameters = self._group(request)
+        made = self._make("CreateSecurityGroup", parameters)
+        if made:
+            return str(made["GroupId"])
+        # It is there: a try whose answer was lost has made it, and its tags may not be listed yet.
+        names: Any = [{"Name": "group-name", "Values": [parameters["GroupName"]]}]
+        with translated("DescribeSecurityGroups"):
+            found = self._api.ec2.describe_security_groups(Filters=names)["SecurityGroups"]
+        if not found:
+            raise NotYet(f"aws: security group {parameters['GroupName']} is there, and is not listed yet")
+        return found[0]["GroupId"]
+
+    def _others_let_in(self, group: str, ssh: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Rules for ssh from where this machine was before: it has another address now."""
+        with translated("DescribeSecurityGroups"):
+            found = self._api.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
+        ports = {name: ssh[name] for name in ("IpProtocol", "FromPort", "ToPort")}
+        now = {entry["CidrIp"] for entry in ssh["IpRanges"]}
+        return [
+            {**ports, "IpRanges": [{"CidrIp": entry["CidrIp"]}]}
+            for rule in (found[0]["IpPermissions"] if found else [])
+            if all(rule.get(name) == value for name, value in ports.items())
+            for entry in rule.get("IpRanges", [])
+            if entry["CidrIp"] not in now
+        ]
 
     def plan(self, request: Request) -> list[ApiCall]:
         """What `prepare` would send where nothing is there yet."""
@@ -67,8 +107,10 @@ class Network:
     def places(self, request: Request, *, is_plan: bool = False) -> dict[str, Any]:
         """The part of RunInstances that says where: network, key, placement."""
         group = self._aws.security_group_id or (
-            "<id of the security group>" if is_plan else self._group_id(request.tags) or ""
+            "<id of the security group>" if is_plan else self._group_id(request.tags)
         )
+        if not group:
+            raise NotYet(f"aws: security group {_name(request.tags)} was made a moment ago, and is not listed yet")
         interface: dict[str, Any] = {
             "DeviceIndex": 0,
             "SubnetId": self._subnet(request.offer.zone),
@@ -182,8 +224,7 @@ class Network:
         filters: Any = _by_journal(tags)
         left: list[str] = []
         keys = self._keys(filters)
-        placements = [t["Value"] for key in keys for t in key.get("Tags", []) if t["Key"] == _PLACEMENT_TAG]
-        for placement in placements:
+        for placement in _placements(keys):
             left += self._removed("DeletePlacementGroup", {"GroupName": placement}, placement)
         with translated("DescribeSecurityGroups"):
             groups = self._api.ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
@@ -217,8 +258,29 @@ class Network:
         return []
 
 
+def subnet_zone(aws: AWS) -> str:
+    """The zone of the subnet that the configuration names. Raises UsageError if there is none of that name."""
+    assert aws.subnet_id is not None
+    return _zone_of_subnet(aws.region, aws.profile, aws.endpoint_url, aws.subnet_id)
+
+
+@functools.lru_cache(maxsize=64)
+def _zone_of_subnet(region: str, profile: str | None, endpoint_url: str | None, subnet: str) -> str:
+    try:
+        with translated("DescribeSubnets"):
+            found = clients(region, profile, endpoint_url).ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
+    except NotThere as error:
+        raise UsageError(f"AWS.subnet_id: {subnet} does not exist in {region}") from error
+    return found[0]["AvailabilityZone"]
+
+
 def _name(tags: Mapping[str, str]) -> str:
     return f"skyward-{tags.get(JOURNAL_TAG, '<journal id>')}"
+
+
+def _placements(keys: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The placement groups that the tags of key pairs name."""
+    return [tag["Value"] for key in keys for tag in key.get("Tags", []) if tag["Key"] == _PLACEMENT_TAG]
 
 
 def _by_journal(tags: Mapping[str, str]) -> list[dict[str, Any]]:

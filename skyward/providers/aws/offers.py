@@ -8,6 +8,7 @@ from ...accelerators import Accelerator
 from ...errors import NoCapacity, UsageError
 from ...machine import Offer, PoolSpec
 from .clients import Clients
+from .network import subnet_zone
 from .prices import on_demand_prices, spot_prices
 from .types import InstanceType, instance_types
 
@@ -31,26 +32,27 @@ def offers(api: Clients, aws: AWS, spec: PoolSpec) -> list[Offer]:
     fitting = [t for t in known if _fits(t, spec, aws)]
     if not fitting and spec.accelerator is not None:
         _explain(spec.accelerator, known, aws.region)
+    zones = _Zones(aws, subnet_zone(aws) if aws.subnet_id else None)
     prices = on_demand_prices(api, aws, [t.name for t in fitting])
     priced = sorted((t for t in fitting if t.name in prices), key=lambda t: prices[t.name][0])[:_MAX_TYPES]
     found = [
         _offer(aws, t, zone, prices[t.name][0], prices[t.name][1], is_spot=False)
         for t in priced
-        for zone in _zones(aws, t)
+        for zone in zones.of(t)
     ]
     if spec.allocation != "on-demand":
-        found += _spot_offers(api, aws, priced)
+        found += _spot_offers(api, aws, priced, zones)
     return [o for o in found if aws.max_price is None or o.price_usd_per_hour <= aws.max_price]
 
 
-def _spot_offers(api: Clients, aws: AWS, types: list[InstanceType]) -> list[Offer]:
+def _spot_offers(api: Clients, aws: AWS, types: list[InstanceType], zones: _Zones) -> list[Offer]:
     by_name = {t.name: t for t in types if t.has_spot}
     if not by_name:
         return []
     return [
         _offer(aws, by_name[name], zone, price, "EC2 spot price history, now", is_spot=True)
         for (name, zone), price in spot_prices(api, sorted(by_name)).items()
-        if name in by_name and zone in _zones(aws, by_name[name])
+        if name in by_name and zone in zones.of(by_name[name])
     ]
 
 
@@ -70,9 +72,23 @@ def _offer(aws: AWS, kind: InstanceType, zone: str, price: float, source: str, *
     )
 
 
-def _zones(aws: AWS, kind: InstanceType) -> list[str]:
-    # Local and wavelength zones have longer names: they need an opt-in and networks of their own.
-    return [z for z in kind.zones if (z in aws.zones if aws.zones else len(z) == len(aws.region) + 1)]
+class _Zones:
+    """Those in which a type may be: where it is offered, where the configuration allows it, where its subnet is."""
+
+    def __init__(self, aws: AWS, of_subnet: str | None) -> None:
+        self._aws = aws
+        self._of_subnet = of_subnet
+        if of_subnet is not None and aws.zones and of_subnet not in aws.zones:
+            raise UsageError(
+                f"AWS.subnet_id: {aws.subnet_id} is in {of_subnet}, and zones={list(aws.zones)} has it not"
+            )
+
+    def of(self, kind: InstanceType) -> list[str]:
+        if self._of_subnet is not None:
+            return [z for z in kind.zones if z == self._of_subnet]
+        # Local and wavelength zones have longer names: they need an opt-in and networks of their own.
+        aws = self._aws
+        return [z for z in kind.zones if (z in aws.zones if aws.zones else len(z) == len(aws.region) + 1)]
 
 
 def _fits(kind: InstanceType, spec: PoolSpec, aws: AWS) -> bool:

@@ -47,11 +47,12 @@ class AWS(CloudProvider):
             machine has such devices, Debian's has neither.
         system: "ubuntu", of `ubuntu_version`, or "debian" (12).
         username: who logs in; None: that of the system ("ubuntu", "admin").
-        subnet_id, vpc: where; None: the default VPC, and its subnet in the zone.
+        subnet_id, vpc: where; None: the default VPC, and its subnet in the zone. With a subnet, only its zone is used.
         security_group_id: an existing one to use as it is; it must let ssh in from here and members reach each other.
         instance_profile_arn: the role that the machines have; None: none.
         client_cidr: who may reach ssh, such as "203.0.113.7/32". "auto": the address that this machine has on the
-            internet, as https://checkip.amazonaws.com sees it.
+            internet, as https://checkip.amazonaws.com sees it; when that has changed and a machine is replaced, the old
+            one is let in no more.
         placement: "auto": a cluster placement group of the pool's own for several nodes with a network fast enough to
             use it (those that have EFA); "cluster": always for several nodes; "none"; or the name of yours.
         efa: "auto": an EFA network interface where the type has it and there are several nodes; True; False.
