@@ -45,6 +45,7 @@ __all__ = [
     "PoolClosed",
     "PoolReady",
     "PoolStarted",
+    "PreemptionNotice",
     "TaskEnded",
     "TaskSent",
     "ignore",
@@ -167,6 +168,19 @@ class LinkRestored(Event):
 
     node: int
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreemptionNotice(Event):
+    """The provider has announced that it takes a node's machine back (EC2: in two minutes). `notice`: what it said.
+
+    Nothing new is sent to the node; what runs there goes on until the machine goes. Another machine is launched
+    meanwhile, where the provider has one and the pool's limits of cost allow it, and takes its place as soon as nothing
+    runs on the old one.
+    """
+
+    node: int
+    notice: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,13 @@ class Machines(Protocol):
         """
         ...
 
+    def prepare_replacement(self, node: int) -> bool:
+        """Launch now what `replace` will give: the node's machine will soon be taken. May block; may raise.
+
+        False: there is none now, and `replace` will look for one then.
+        """
+        ...
+
     def give_up(self, node: int) -> None:
         """There will be no other machine for the node: end what there is of it. May block; may raise."""
         ...

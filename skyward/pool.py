@@ -14,6 +14,7 @@ import time
 import uuid
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Self, TypeVar, cast, overload
 
@@ -42,7 +43,7 @@ from .console.console import Console, open_console
 from .console.panel import Counts
 from .cost import Forecast, Spending, affordable
 from .dispatch import Dispatch, refuse_gang_options
-from .errors import ArgumentNotPicklable, NoCapacity, PoolClosed, SkywardError, UsageError
+from .errors import ArgumentNotPicklable, BudgetExceeded, NoCapacity, PoolClosed, SkywardError, UsageError
 from .events import Event, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
 from .executor import PoolExecutor
@@ -197,8 +198,11 @@ class ComputePool:
         self._ending = threading.Lock()
         """Held while it starts and while it ends."""
         self._launched = threading.Condition()
-        self._launching = 0
-        """How many machines are being launched in the place of others."""
+        self._launching: Counter[int] = Counter()
+        """By node: how many threads launch, or wait to launch, a machine in the place of another."""
+        self._launch_locks: dict[int, threading.Lock] = {}
+        self._spares: dict[int, Machine] = {}
+        """Machines that stand ready for nodes whose machines will be taken."""
         self._engine: DirectEngine | None = None
         self._dispatch: Dispatch | None = None
         self._offers: list[Offer] = []
@@ -433,7 +437,7 @@ class ComputePool:
                 dispatch, self._dispatch = self._dispatch, None
             self._spec.stop.set()
             with self._launched:  # a machine that is being launched is ended by who does so
-                self._launched.wait_for(lambda: not self._launching, _STOP_LAUNCHING_S)
+                self._launched.wait_for(lambda: not self._launching.total(), _STOP_LAUNCHING_S)
             try:
                 if engine is not None:
                     self._tear_down(engine)
@@ -476,8 +480,9 @@ class ComputePool:
     def _tear_down(self, engine: DirectEngine) -> None:
         if self._owner != os.getpid():
             return  # a fork of the client: the machines are the parent's
-        machines = list(self._machines.values())
+        machines = [*self._machines.values(), *self._spares.values()]
         self._machines.clear()
+        self._spares.clear()
         try:
             engine.close()
             if not engine.was_started or self._replacements:  # a replacement may not have been reached yet
@@ -521,13 +526,34 @@ class ComputePool:
 
     def replace(self, node: int) -> Machine | None:
         """For the engine: another machine in the place of one that was lost."""
-        with self._launched:
-            self._launching += 1
-        try:
+        with self._launching_one(node):
             return self._replaced(node)
+
+    def prepare_replacement(self, node: int) -> bool:
+        """For the engine: launch now the machine that `replace` will give."""
+        with self._launching_one(node):
+            if node in self._spares or self._engine is None or self._replacements >= _MAX_REPLACEMENTS:
+                return node in self._spares
+            try:
+                (machine,) = self._launch([node])
+            except (NoCapacity, BudgetExceeded):  # beside the old one; perhaps there is room when that is gone
+                return False
+            Keeper.of_this_process().watch(machine)
+            self._spares[node] = machine
+            return True
+
+    @contextlib.contextmanager
+    def _launching_one(self, node: int) -> Iterator[None]:
+        """One launch at a time for each node; the pool's end waits for them."""
+        with self._launched:
+            self._launching[node] += 1
+            lock = self._launch_locks.setdefault(node, threading.Lock())
+        try:
+            with lock:
+                yield
         finally:
             with self._launched:
-                self._launching -= 1
+                self._launching[node] -= 1
                 self._launched.notify_all()
 
     def give_up(self, node: int) -> None:
@@ -542,12 +568,17 @@ class ComputePool:
         self._machines.pop(node, None)
 
     def _replaced(self, node: int) -> Machine | None:
-        self.give_up(node)
+        machine = self._spares.pop(node, None)
+        if machine is None:
+            self.give_up(node)
+        elif (old := self._machines.get(node)) is not None:  # its end may take a minute, and nobody need wait for it
+            threading.Thread(target=self._end_old, args=(old,), name="skyward-ending", daemon=True).start()
         self._replacements += 1
-        if self._engine is None or self._replacements > _MAX_REPLACEMENTS:
-            return None
-        machine = self._launched_patiently(node)
-        Keeper.of_this_process().watch(machine)
+        if machine is None:
+            if self._engine is None or self._replacements > _MAX_REPLACEMENTS:
+                return None
+            machine = self._launched_patiently(node)
+            Keeper.of_this_process().watch(machine)
         with self._lock:
             if self._engine is not None:
                 self._machines[node] = machine
@@ -560,6 +591,15 @@ class ComputePool:
         finally:
             Keeper.of_this_process().forget(machine)
         return None
+
+    def _end_old(self, machine: Machine) -> None:
+        """In a thread of its own: end one that another stands in for. What is left is ended with the pool."""
+        try:
+            self.provider.terminate([machine])
+        except SkywardError as error:
+            sys.stderr.write(f"skyward: node {machine.node}: its old machine: {type(error).__name__}: {error}\n")
+        finally:
+            Keeper.of_this_process().forget(machine)
 
     def _launched_patiently(self, node: int) -> Machine:
         """Another machine; where what prevents it may pass, again and again, for as long as machines may take."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from dataclasses import dataclass
 
@@ -90,6 +91,17 @@ class InstanceInfo:
     local_rank: int | None = None
     world_size: int | None = None
     restart_count: int = 0
+    notice_file: str = ""
+    """A file of this node that is there once `is_preempted`; empty: its provider takes no machine back."""
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether the provider has announced that it takes this node's machine back: EC2, two minutes ahead.
+
+        True on that node alone, a few seconds after the announcement. It is looked up each time (microseconds), so a
+        loop that saves its state can ask once for each step.
+        """
+        return bool(self.notice_file) and os.path.exists(self.notice_file)
 
     @property
     def global_worker_index(self) -> int:

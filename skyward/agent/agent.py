@@ -27,6 +27,7 @@ from ..wire.tasks import CALL_KINDS, TASK_HEAD, TASK_KIND_AT, NodeConfig, RankOr
 from .blobs import NodeBlobs
 from .facts import node_facts
 from .loop import Loop
+from .notice import NoticeWatch
 from .session import Session
 from .slots import Pending, Slot, make_slot
 from .spool import Spool
@@ -77,6 +78,7 @@ class Agent:
         self._forking: dict[int, Slot] = {}
         self._watch = RankWatch(self._loop, lambda task, body: self._send(Kind.STACK, task, body, lane=1))
         self._usage = UsageMeter(self._loop, lambda body: self._send(Kind.USAGE, body=body))
+        self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
         self._orders = 0
         self._lines = 0
         self._dead_line: tuple[int, int, int] = (0, 0, 0)
@@ -150,6 +152,7 @@ class Agent:
         session.role, session.token = hello["role"], token
         if session.role == "client" and session is not self._client:
             before, self._client = self._client, session
+            self._notice.again()
             if before is not None and before.token:  # nobody comes back to it
                 before.close()
         session.greet(Kind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
@@ -569,6 +572,10 @@ class Agent:
             self._client.add_log(task, stream, text)
             self._client.flush()
 
+    def _tell_notice(self, said: bytes) -> bool:
+        self._send(Kind.NOTICE, body=said)
+        return self._client is not None
+
     def _send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
         if self._client is not None:
             self._client.send(kind, ident, body, lane=lane)
@@ -584,6 +591,7 @@ class Agent:
             lanes=lanes,
             executor=config.executor,
             workers_per_node=config.slots,
+            notice_file=config.notice_file,
             line_number=self._lines if number == 0 and config.executor == "process" else 0,
         )
         self._slots.append(slot)
@@ -593,7 +601,13 @@ class Agent:
     def _on_rank(self, frame: Frame) -> None:
         order: RankOrder = pickle.loads(frame.body)
         env = (*_threads_of(order.rank, self._config), *order.env)
-        slot = make_slot(order.rank.local_rank, rank=order.rank, deliver=bool(frame.lane), env=env)
+        slot = make_slot(
+            order.rank.local_rank,
+            rank=order.rank,
+            deliver=bool(frame.lane),
+            env=env,
+            notice_file=self._config.notice_file,
+        )
         self._ranks[frame.ident] = slot
         self._fork(slot, (*order.preload, _OF_RANKS), order.launch)
         self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)
@@ -765,6 +779,7 @@ class Agent:
         for zygote in self._zygotes.values():
             zygote.close()
         self._usage.close()
+        self._notice.close()
         self._ports.release_all()
 
 

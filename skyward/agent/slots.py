@@ -186,6 +186,7 @@ def make_slot(
     rank: Rank | None = None,
     deliver: bool = True,
     env: tuple[tuple[str, str], ...] = (),
+    notice_file: str = "",
     line_number: int = 0,
 ) -> Slot:
     """The agent's ends, and the child's ends waiting to be passed on. `line_number`: it has a direct line."""
@@ -217,6 +218,7 @@ def make_slot(
         rank=rank,
         deliver=deliver,
         env=env,
+        notice_file=notice_file,
     )
     child_fds = [theirs.detach(), *writes, page_fd]
     shelf: Shelf | None = None

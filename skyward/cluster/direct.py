@@ -54,6 +54,7 @@ __all__ = ["DirectEngine"]
 _CONNECT_S = 20.0
 _REPLACEMENT_TRIES = 3
 """How often a lost node gets another machine before it is given up, where those that it gets cannot be reached."""
+_LOOK_S = 0.2
 _FINISH_S = 3.0
 """Seconds for the last frames to a remote node, and for the command that brings them there to end."""
 
@@ -773,8 +774,8 @@ class DirectEngine:
             link.is_led = False
         elif kind == Kind.LINE:
             self._on_line(link.node, frame)
-        elif kind == Kind.USAGE:
-            self._teller.usage(link.node, frame.body)
+        elif kind in (Kind.USAGE, Kind.NOTICE):
+            (self._teller.usage if kind == Kind.USAGE else self._on_notice)(link.node, frame.body)
         elif task is None:
             if kind in (Kind.PART, Kind.ITEM):
                 link.received(frame)
@@ -949,6 +950,32 @@ class DirectEngine:
             self._gangs.node_lost(node)
         if will_return:
             threading.Thread(target=self._replace, args=(node,), name="skyward-replace", daemon=True).start()
+
+    def _on_notice(self, node: int, said: bytes) -> None:
+        """Its machine will be taken: send it nothing new, and see to another one."""
+        self._teller.preemption_notice(node, said)
+        self._perform(self._scheduler.node_leaving(node))
+        link = self._links.get(node)
+        if self._source is not None and link is not None:
+            threading.Thread(target=self._relieve, args=(link,), name="skyward-relieve", daemon=True).start()
+
+    def _relieve(self, link: NodeLink) -> None:
+        """In a thread of its own: once another machine is ready and nothing runs on this one, it is given up."""
+        assert self._source is not None
+        try:
+            is_ready = self._source.prepare_replacement(link.node)
+        except Exception as error:  # then it is replaced once it is gone
+            sys.stderr.write(f"skyward: node {link.node}: no other machine yet: {type(error).__name__}: {error}\n")
+            return
+        while is_ready:
+            with self._lock:
+                if not self._is_open or self._links.get(link.node) is not link:
+                    return  # it is gone already
+                if self._scheduler.is_idle(link.node):
+                    break
+            time.sleep(_LOOK_S)
+        if is_ready:
+            self._node_gone(link, PREEMPTED)
 
     def _lose(self, task: Task, node: int) -> None:
         """Before the scheduler decides: tasks that handle their own loss, and streams, which cannot go on elsewhere."""

@@ -14,6 +14,7 @@ from ..events import (
     NodeLost,
     NodeReplaced,
     NodeUsage,
+    PreemptionNotice,
     TaskEnded,
     TaskSent,
     ignore,
@@ -87,6 +88,9 @@ class TaskTeller:
     def link_restored(self, node: int) -> None:
         cut_at = self._cut_at.pop(node, time.monotonic())
         self._emit(LinkRestored(node=node, seconds=time.monotonic() - cut_at))
+
+    def preemption_notice(self, node: int, said: bytes) -> None:
+        self._emit(PreemptionNotice(node=node, notice=said.decode(errors="replace")))
 
     def node_lost(self, node: int, *, will_return: bool, reason: str = "") -> None:
         self._lost_at.setdefault(node, time.monotonic())

@@ -34,11 +34,8 @@ class PlainLines:
                 return f"node {event.node} was lost{why}{then}"
             case told.NodeReplaced():
                 return f"node {event.node} was replaced after {duration(event.seconds)}"
-            case told.LinkLost():
-                why = f" ({printable(event.reason)})" if event.reason else ""
-                return f"node {event.node}: the connection is cut{why}; it is being made again"
-            case told.LinkRestored():
-                return f"node {event.node}: the connection stands again after {duration(event.seconds)}"
+            case told.PreemptionNotice() | told.LinkLost() | told.LinkRestored():
+                return f"node {event.node}: {_trouble(event)}"
             case told.BudgetWarning():
                 return (
                     f"{usd(event.spent_usd)} of the budget of {usd(event.budget_usd)} are spent; "
@@ -80,6 +77,15 @@ class PlainLines:
         slowest = max(ended.values(), key=lambda one: one.seconds)
         which = f" (node {slowest.node}, the slowest)" if len(ended) > 1 else ""
         return f"{event.phase}: {duration(slowest.seconds)}{which}"
+
+
+def _trouble(event: told.PreemptionNotice | told.LinkLost | told.LinkRestored) -> str:
+    if isinstance(event, told.PreemptionNotice):
+        return "its provider takes the machine back soon; nothing new is sent there"
+    if isinstance(event, told.LinkRestored):
+        return f"the connection stands again after {duration(event.seconds)}"
+    why = f" ({printable(event.reason)})" if event.reason else ""
+    return f"the connection is cut{why}; it is being made again"
 
 
 def _nodes(count: int) -> str:

@@ -84,6 +84,8 @@ class PoolState:
                 self._change(node, "ready", event)
                 node.phase, node.detail, node.address = "", "", event.address
                 node.took_s = event.at - node.began
+            case told.PreemptionNotice():
+                node.detail = "will be taken back"
             case told.LinkLost():
                 self._change(node, "cut", event)
                 node.detail = event.reason

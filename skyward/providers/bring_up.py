@@ -13,7 +13,7 @@ from ..machine import Machine, PoolSpec
 from ..ssh import HostKeys, Target
 from . import remote
 from .rented import Host
-from .user_data import LEASE_FILE
+from .user_data import LEASE_FILE, PREEMPTED_FILE
 
 __all__ = ["bring_up", "let_go"]
 
@@ -31,7 +31,15 @@ def bring_up(hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emi
     places = [_place(host, found) for host, found in zip(hosts, keys, strict=True)]
     left_s = max(1.0, deadline - time.monotonic())
     return remote.bring_up(
-        places, spec, pool, nodes, emit, lease_s=hosts[0].lease_s, lease_file=LEASE_FILE, connect_s=left_s
+        places,
+        spec,
+        pool,
+        nodes,
+        emit,
+        lease_s=hosts[0].lease_s,
+        lease_file=LEASE_FILE,
+        notice_file=PREEMPTED_FILE,
+        connect_s=left_s,
     )
 
 

@@ -32,12 +32,14 @@ def bring_up(
     *,
     lease_s: float,
     lease_file: str = "",
+    notice_file: str = "",
     transport: Transport | None = None,
     connect_s: float | None = None,
 ) -> list[Machine]:
     """Nodes with these indices at these places, all at a time; all of them, or none and an error.
 
     `lease_file`: a file over there that the agent touches whenever its lease is renewed.
+    `notice_file`: one that is there once the provider has announced that it takes the machine back.
 
     Machines may still be booting, for `connect_s`, by default `spec.provision_timeout_s`. A connection that is lost on
     the way is made anew, up to five times for each node. Ctrl-C, `spec.stop`, and the failure of one node, stop the
@@ -55,6 +57,7 @@ def bring_up(
         emit=emit,
         lease_s=lease_s,
         lease_file=lease_file,
+        notice_file=notice_file,
         transport=transport,
         connect_s=spec.provision_timeout_s if connect_s is None else connect_s,
         stop=stop,

@@ -96,6 +96,7 @@ class Orders:
     emit: Emit
     lease_s: float
     lease_file: str
+    notice_file: str
     transport: Transport | None
     connect_s: float
     stop: threading.Event
@@ -298,6 +299,7 @@ class WayUp:
             address=self._place.private_address,
             lease_s=self._orders.lease_s,
             lease_file=self._orders.lease_file,
+            notice_file=self._orders.notice_file,
             cancel_grace_s=spec.cancel_grace_s,
         )
 

@@ -98,6 +98,8 @@ class _Node:
     id: int
     slots: int
     is_up: bool = True
+    is_leaving: bool = False
+    """It will be gone soon: nothing new is sent, and what runs may end."""
     is_reachable: bool = True
     """Nothing new is sent while it is not; what was sent stays."""
     round_trip_ns: float = 0.0
@@ -106,7 +108,7 @@ class _Node:
 
     @property
     def takes_more(self) -> bool:
-        return self.is_up and self.is_reachable
+        return self.is_up and self.is_reachable and not self.is_leaving
 
     def most_ahead(self, mean_ns: float, *, is_known: bool) -> int:
         """How many tasks it is sent beyond its slots: none where they are long.
@@ -182,6 +184,25 @@ class Scheduler:
             del self._nodes[node]
             actions += self._fail_unplaceable(node)
         return actions + self._place()
+
+    def node_leaving(self, node: int) -> list[Action]:
+        """It will be gone soon. What it has not begun goes elsewhere; what is for it alone waits for its successor."""
+        leaving = self._nodes.get(node)
+        if leaving is None:
+            return []
+        leaving.is_leaving = True
+        actions: list[Action] = []
+        for task_id in reversed(leaving.sent):
+            task = self._tasks[task_id]
+            if task.pinned is None and task.in_advance and not task.is_recalled:
+                task.is_recalled = True
+                actions.append(Recall(task_id, node))
+        return actions
+
+    def is_idle(self, node: int) -> bool:
+        """Whether nothing runs there, nor is on its way there."""
+        known = self._nodes.get(node)
+        return known is None or not known.load
 
     def node_paused(self, node: int) -> list[Action]:
         """The link to it is broken; it may come back, and what was sent may still end."""

@@ -37,6 +37,8 @@ class SlotConfig:
     deliver: bool = True
     """False: the rank's value is not wanted."""
     env: tuple[tuple[str, str], ...] = field(default=())
+    notice_file: str = ""
+    """See NodeConfig."""
 
 
 class Slot:
@@ -164,4 +166,5 @@ def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
         local_rank=rank.local_rank if rank else None,
         world_size=rank.world_size if rank else None,
         restart_count=rank.restart_count if rank else 0,
+        notice_file=config.notice_file,
     )

@@ -101,6 +101,8 @@ class Kind(IntEnum):
     READY = 50  # S > A
     SLOT_CONFIG = 51  # A > S  pickled SlotConfig
 
+    NOTICE = 55  # A > C  the provider takes this machine back; body: what it said
+
     # Looking on.
     USAGE = 60  # C > A  lane: tenths of a second between two answers, 0: no more. A > C  json: one of them
 

@@ -105,6 +105,8 @@ class NodeConfig:
     lease_s: float = 5.0
     lease_file: str = ""
     """Touched whenever the lease is renewed, for who watches over the whole machine; empty: there is nobody."""
+    notice_file: str = ""
+    """Is there once the provider has announced that it takes the machine back; empty: it never does."""
     cancel_grace_s: float = 3.0
     log_limit_bytes: int = 1 << 20
     blob_limit_bytes: int = 0

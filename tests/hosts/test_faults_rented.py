@@ -16,7 +16,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import HostKeyChanged, NoCapacity, NodeError, Preempted, Unreachable
-from skyward.events import Event, PhaseStarted
+from skyward.events import Event, NodeReplaced, PhaseStarted, PreemptionNotice
 from tests.hosts.bed import ROOT
 from tests.hosts.ec2 import Ec2
 from tests.hosts.faults import EPSILON_S, client_processes
@@ -255,6 +255,41 @@ def test_calls_on_a_machine_that_is_taken_away_say_so_and_it_is_replaced(
         other.cancel()
         assert sky.compute(abs)(-1).with_options(retries=5) @ pool == [1, 1]
         assert len(ec2.machines("running")) == 2
+    until(lambda: ec2.left() == [], GONE_S)
+
+
+def test_a_machine_that_is_announced_to_be_taken_is_relieved_before_it_goes(
+    ec2: Ec2, package_index: PackageIndex, runtime: Path
+) -> None:
+    @sky.compute
+    def until_told() -> int:
+        deadline = time.monotonic() + 60
+        info = sky.instance_info()
+        while info is not None and not info.is_preempted and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(1.0)  # what saves a state
+        return -1 if info is None or not info.is_preempted else info.node
+
+    @sky.compute
+    def whoami() -> int:
+        info = sky.instance_info()
+        return -1 if info is None else info.node
+
+    seen: list[Event] = []
+    with pool_on(ec2, package_index, allocation="spot", on_event=seen.append) as pool:
+        (first, second) = [until_told() > pool for _ in range(2)]
+        until(lambda: first.running() and second.running())
+        taken = ec2.machines("running")[0]
+        ec2.interrupt(taken.id, in_s=120.0)
+        (told,), (other,) = wait([first, second], 100, FIRST_COMPLETED)
+        (notice,) = [event for event in seen if isinstance(event, PreemptionNotice)]
+        assert told.result() == notice.node, "the call went on, and knew it"
+        assert "terminate" in notice.notice
+        other.cancel()
+        until(lambda: any(isinstance(event, NodeReplaced) for event in seen), 60)
+        until(lambda: taken.id not in {machine.id for machine in ec2.machines("running")}, 60)
+        assert len(ec2.machines("running")) == 2
+        assert whoami() @ pool == [0, 1]
     until(lambda: ec2.left() == [], GONE_S)
 
 

@@ -117,6 +117,22 @@ def test_nothing_goes_over_a_broken_link_and_what_was_sent_stays() -> None:
     assert scheduler.node_resumed(0) == [Send(2, 0)]
 
 
+def test_a_node_that_is_leaving_gets_nothing_new_and_gives_back_what_it_has_not_begun() -> None:
+    scheduler = up(1, 1)
+    make_short(scheduler)
+    submit(scheduler, 4)
+    on_first = [task for task in range(4) if scheduler.node_of(task) == 0]
+    assert scheduler.node_leaving(0) == [Recall(task, 0) for task in reversed(on_first)]
+    assert scheduler.lost(on_first[1], started=False) == [Send(on_first[1], 1)]
+    assert scheduler.submit(10, pinned=0) == []
+    assert not scheduler.is_idle(0)
+    scheduler.finished(on_first[0])  # it had begun, so it went on
+    assert scheduler.is_idle(0)
+    assert all(isinstance(action, Send) and action.node == 1 for action in submit(scheduler, 3))
+    scheduler.node_lost(0, will_return=True)
+    assert Send(10, 0) in scheduler.node_up(0, 1)
+
+
 def test_a_task_that_must_begin_when_it_is_sent_waits_for_a_free_slot() -> None:
     scheduler = up(1)
     make_short(scheduler)
