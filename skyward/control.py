@@ -188,10 +188,14 @@ class Client:
         """Any command by its name; see `COMMANDS`."""
         request_id = uuid.uuid4().hex  # known here: sent again it would be the same request
         body: dict[str, Any] = {"command": command, "request_id": request_id, "data": dict(data or {})}
-        answer = self._ask("POST", f"/jobs/{self.job_id}/control", body)
+        deadline = time.monotonic() + wait_s
+        # It waits in the request that brings the command: a run that ends at once answers no second one.
+        window_s = max(0.0, min(_WINDOW_S, wait_s))
+        path = f"/jobs/{self.job_id}/control" + (f"?wait={window_s:.3f}" if window_s else "")
+        answer = self._ask("POST", path, body, timeout_s=window_s + _ANSWER_S)
         if command == "status":
             return CommandState(request_id=request_id, command=command, state="executed")
-        return self._followed(CommandState.of(answer), wait_s)
+        return self._followed(CommandState.of(answer), deadline - time.monotonic())
 
     # Within ----------------------------------------------------------------------------------------------------------
 

@@ -147,6 +147,7 @@ class Dispatch:
             is_strict=is_strict,
             lead=None if leads else lambda future: engine.lead(task_id, future),
         )
+        future.call_id = task_id
         # Not of a stream: it must be garbage when its reader drops it.
         told = None if pending.fn.is_generator else future
         feeds = tuple(
@@ -204,6 +205,7 @@ class Dispatch:
             retries_left=options.retries,
             restarts_left=options.max_restarts,
         )
+        gang.future.call_id = gang_id
         engine.submit_gang(gang)
         return gang.future
 

@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future as StdFuture
 from typing import Any, Literal, Self, TypeVar, cast, overload
 
 import cloudpickle
@@ -41,6 +42,7 @@ from .cluster.tasks import SendAgain
 from .config import pool_fields
 from .console.console import Console, open_console
 from .console.panel import Counts
+from .control import Client
 from .cost import Forecast, Spending, affordable
 from .dispatch import Dispatch, refuse_gang_options
 from .errors import ArgumentNotPicklable, BudgetExceeded, NoCapacity, PoolClosed, SkywardError, UsageError
@@ -57,6 +59,7 @@ from .options import check_options, is_pool_name, translated
 from .presence import Presence
 from .providers.base import Provider, RentedProvider
 from .providers.ending import shielded
+from .remote_control import control_of
 from .waiting import joined, streamed, value_of, values_of
 from .wire.frames import INLINE_LIMIT
 from .wire.seen import SeenArrays
@@ -827,6 +830,29 @@ class ComputePool:
             is_lazy=is_lazy,
             max_inflight=self._max_inflight,
         )
+
+    def control(
+        self,
+        task: StdFuture[Any] | PendingCompute[Any] | str | None = None,
+        *,
+        job_id: str | None = None,
+        start_s: float = 60.0,
+    ) -> Client:
+        """Control of a training run in a call that is open here: its status, and to save, stop or abort it.
+
+        It reaches the run's `skyward.training.TrainerControlCallback` by the channel that the pool has to the node
+        anyway, on any provider; no port is opened. In a gang rank 0 answers.
+
+        Args:
+            task: the call: its future, the pending call that was sent, or its name. None: the only one that is open.
+            job_id: of the run; None: the only one in that call.
+            start_s: how long to wait until the run has begun, when it is asked for the first time.
+
+        Raises:
+            UsageError: `task` is not one call. Everything else is raised when the run is asked, as ControlFailed.
+        """
+        self._running()
+        return control_of(lambda: self._running()[0], task, job_id, start_s)
 
     def executor(self) -> PoolExecutor:
         """A standard `concurrent.futures.Executor` on this pool."""

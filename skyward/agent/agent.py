@@ -28,6 +28,7 @@ from .blobs import NodeBlobs
 from .facts import node_facts
 from .loop import Loop
 from .notice import NoticeWatch
+from .questions import Questions
 from .session import Session
 from .slots import Pending, Slot, make_slot
 from .spool import Spool
@@ -77,6 +78,7 @@ class Agent:
         self._by_pid: dict[int, Slot] = {}
         self._forking: dict[int, Slot] = {}
         self._watch = RankWatch(self._loop, lambda task, body: self._send(Kind.STACK, task, body, lane=1))
+        self._questions = Questions(lambda task, body, lane: self._send(Kind.ANSWER, task, body, lane=lane))
         self._usage = UsageMeter(self._loop, lambda body: self._send(Kind.USAGE, body=body))
         self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
         self._orders = 0
@@ -105,6 +107,7 @@ class Agent:
             Kind.IN_ITEM: self._on_stream_frame,
             Kind.IN_END: self._on_stream_frame,
             Kind.IN_ERROR: self._on_stream_frame,
+            Kind.ASK: self._questions.on_ask,
         }
 
     def run(self) -> None:
@@ -133,6 +136,8 @@ class Agent:
             self._loop.stop()
         elif frame.kind == Kind.ATTACH:
             session.on_attach(frame)
+        elif frame.kind == Kind.ANSWER:
+            self._questions.on_answer(session, frame)
 
     def _on_hello(self, session: Session, frame: Frame) -> None:
         hello = json.loads(frame.body)
@@ -150,6 +155,8 @@ class Agent:
             self._client.take_over(session, hello["received"])
             session = self._client
         session.role, session.token = hello["role"], token
+        if session.role == "task":
+            self._questions.answers(session, hello["task"])
         if session.role == "client" and session is not self._client:
             before, self._client = self._client, session
             self._notice.again()
@@ -158,6 +165,7 @@ class Agent:
         session.greet(Kind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
 
     def _on_session_closed(self, session: Session) -> None:
+        self._questions.closed(session)
         # The lease, not the connection, decides when the work ends.
         if session is self._client:
             self._client = None
@@ -593,6 +601,7 @@ class Agent:
             workers_per_node=config.slots,
             notice_file=config.notice_file,
             line_number=self._lines if number == 0 and config.executor == "process" else 0,
+            agent=self._listener.getsockname(),
         )
         self._slots.append(slot)
         self._fork(slot, config.preload, b"")
@@ -607,6 +616,7 @@ class Agent:
             deliver=bool(frame.lane),
             env=env,
             notice_file=self._config.notice_file,
+            agent=self._listener.getsockname(),
         )
         self._ranks[frame.ident] = slot
         self._fork(slot, (*order.preload, _OF_RANKS), order.launch)

@@ -188,8 +188,11 @@ def make_slot(
     env: tuple[tuple[str, str], ...] = (),
     notice_file: str = "",
     line_number: int = 0,
+    agent: str = "",
 ) -> Slot:
-    """The agent's ends, and the child's ends waiting to be passed on. `line_number`: it has a direct line."""
+    """The agent's ends, and the child's ends waiting to be passed on. `line_number`: it has a direct line. `agent`:
+    path of the agent's socket.
+    """
     token = secrets.token_bytes(16)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     page_fd = os.memfd_create("skyward-page", os.MFD_CLOEXEC)
@@ -219,6 +222,7 @@ def make_slot(
         deliver=deliver,
         env=env,
         notice_file=notice_file,
+        agent=agent,
     )
     child_fds = [theirs.detach(), *writes, page_fd]
     shelf: Shelf | None = None

@@ -37,6 +37,7 @@ from ..wire.payloads import Encoded
 from ..wire.stream import Ends
 from ..wire.tasks import Topology
 from . import interrupts
+from .asking import Asking
 from .dial import LINK_TIMES, Forgotten
 from .future import Future, refuse_to_wait, this_thread
 from .gang import Gang, RankTask
@@ -88,6 +89,7 @@ class DirectEngine:
         self._source: Machines | None = None
         self._tasks: dict[int, Task] = {}
         self._gangs = Gangs(self)
+        self.asking = Asking(self)
         self._losses: dict[int, Loss] = {}
         self._taken_back: set[int] = set()
         """Nodes whose provider took the machine back; until another stands in their place and is lost."""
@@ -229,6 +231,8 @@ class DirectEngine:
             for task in open_tasks:
                 self._teller.ended(task, ok=False)
             self._idle.notify_all()
+        with self._changing():
+            self.asking.close()
         error = PoolClosed("the pool was closed before the call ended")
         for task in open_tasks:
             if not isinstance(task, RankTask):
@@ -520,6 +524,7 @@ class DirectEngine:
         """`ok`: whether it gave its value; None: another takes its place."""
         self._tasks.pop(task.id, None)
         self._losses.pop(task.id, None)
+        self.asking.ended(task.id)
         if ok is not None:
             self._teller.ended(task, ok=ok)
         if not self._tasks and not self._gangs:
@@ -755,7 +760,7 @@ class DirectEngine:
                 finally:
                     this_thread.brings_values = False
 
-    def _on_frame(self, link: Readable, frame: Frame) -> None:  # noqa: C901, PLR0912  # a table
+    def _on_frame(self, link: Readable, frame: Frame) -> None:  # noqa: C901, PLR0912, PLR0915  # a table
         kind = frame.kind
         task = self._tasks.get(frame.ident)
         if kind == Kind.RESULT:
@@ -776,6 +781,8 @@ class DirectEngine:
             self._on_line(link.node, frame)
         elif kind in (Kind.USAGE, Kind.NOTICE):
             (self._teller.usage if kind == Kind.USAGE else self._on_notice)(link.node, frame.body)
+        elif kind == Kind.ANSWER:
+            self.asking.on_answer(frame)
         elif task is None:
             if kind in (Kind.PART, Kind.ITEM):
                 link.received(frame)

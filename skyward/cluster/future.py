@@ -86,6 +86,7 @@ class Future(concurrent.futures.Future[T]):
         self._stop = stop
         self._lead = lead  # does a little of the I/O thread's work in the thread that waits
         self._is_strict = is_strict  # the standard library's meaning: a running call cannot be cancelled
+        self.call_id = 0  # of the engine; 0: of several calls
 
     def cancel(self) -> bool:
         with self._condition:

@@ -19,10 +19,12 @@ from ..wire.frames import INLINE_LIMIT, PROTOCOL_VERSION, Kind
 from .link import Link
 from .runtime import current_call
 
-__all__ = ["QUESTION_NUMBER", "Handler", "end", "serve"]
+__all__ = ["QUESTION_NUMBER", "Handler", "end", "handler_here", "serve"]
 
 QUESTION_NUMBER = 8
 """Bytes of a question's number, in front of it and of its answer."""
+
+_LAST_WORDS_S = 0.5
 
 Reply = Callable[[bytes], None]
 Handler = Callable[[bytes, Reply], None]
@@ -54,8 +56,15 @@ def serve(handler: Handler) -> bool:
     return True
 
 
+def handler_here() -> Handler | None:
+    """That of the running call."""
+    call = current_call()
+    answering = None if call is None else _open.get(call.task)
+    return None if answering is None else answering.handler
+
+
 def end(task: int) -> None:
-    """The call has ended. For the slot."""
+    """The call has ended; answers that are nearly given are waited for. For the slot."""
     if _open:
         with _lock:
             answering = _open.pop(task, None)
@@ -74,6 +83,8 @@ class _Answering:
             self._sock.close()
             raise
         self._link = Link(self._sock)
+        self._pending = 0
+        self._replied = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="skyward-answers", daemon=True)
 
     def start(self) -> None:
@@ -83,6 +94,8 @@ class _Answering:
         self._thread.start()
 
     def close(self) -> None:
+        with self._replied:
+            self._replied.wait_for(lambda: not self._pending, _LAST_WORDS_S)
         # Shut down, not only closed: a process that the call has forked may hold it, too.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -103,5 +116,10 @@ class _Answering:
             fits = len(answer) <= INLINE_LIMIT
             with contextlib.suppress(OSError):
                 self._link.send(Kind.ANSWER, self._task, number + (answer if fits else b""), lane=0 if fits else 3)
+            with self._replied:
+                self._pending -= 1
+                self._replied.notify_all()
 
+        with self._replied:
+            self._pending += 1
         self.handler(question, reply)

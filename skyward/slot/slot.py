@@ -14,6 +14,7 @@ from ..wire.blobs import Blob
 from ..wire.frames import Frame, Kind
 from ..wire.layout import references
 from ..wire.tasks import CALL_KINDS, TASK_KIND_AT, Topology
+from . import answers
 from .execute import Inbox, TaskRun
 from .functions import Functions
 from .guards import SlotGuard
@@ -39,6 +40,8 @@ class SlotConfig:
     env: tuple[tuple[str, str], ...] = field(default=())
     notice_file: str = ""
     """See NodeConfig."""
+    agent: str = ""
+    """Path of the agent's socket."""
 
 
 class Slot:
@@ -94,7 +97,7 @@ class Slot:
         if info is None:
             info = self._infos[lane] = _info(topology, config, lane)
         kind = CALL_KINDS[frame.body[TASK_KIND_AT]]
-        return Call(kind, frame.ident, info, config.rank)
+        return Call(kind, frame.ident, info, config.rank, config.agent)
 
     def initialize(self) -> None:
         """What a rank's integrations prepare, then the pool's initializer; once in this process, before its first
@@ -143,6 +146,7 @@ class Slot:
                 at_end=streams.end,
             ).run()
         finally:
+            answers.end(frame.ident)
             guard.end()
             enter_call(None, whole_process=whole_process)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import threading
-import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ...slot import answers
 from ...slot.runtime import current_call
@@ -18,7 +18,7 @@ from .server import MAX_WAITING
 
 __all__ = ["answer_here", "is_in_call"]
 
-_served: dict[int, weakref.WeakSet[Books]] = {}
+_serving = threading.Lock()
 _waiting = threading.BoundedSemaphore(MAX_WAITING)
 
 
@@ -29,15 +29,25 @@ def is_in_call() -> bool:
 
 def answer_here(books: Books) -> bool:
     """The running call answers for that run, until the call ends. False: there is no call."""
-    call = current_call()
-    if call is None:
-        return False
-    runs = _served.setdefault(call.task, weakref.WeakSet())
-    runs.add(books)
-    return answers.serve(lambda question, reply: _on_question(runs, question, reply))
+    with _serving:
+        there = answers.handler_here()
+        if isinstance(there, _Runs):
+            there.runs.append(books)
+            return True
+        return answers.serve(_Runs([books]))
 
 
-def _on_question(runs: weakref.WeakSet[Books], question: bytes, reply: Callable[[bytes], None]) -> None:
+@dataclass
+class _Runs:
+    """Those of one call, also when they have ended: what became of a command may be asked until the call ends."""
+
+    runs: list[Books]
+
+    def __call__(self, question: bytes, reply: Callable[[bytes], None]) -> None:
+        _on_question(self.runs, question, reply)
+
+
+def _on_question(runs: list[Books], question: bytes, reply: Callable[[bytes], None]) -> None:
     try:
         said = json.loads(question)
         path, _, query = str(said["path"]).partition("?")
@@ -53,7 +63,7 @@ def _on_question(runs: weakref.WeakSet[Books], question: bytes, reply: Callable[
         return
 
     def say(*, may_wait: bool) -> None:
-        done = answer(list(runs), request, may_wait=may_wait)
+        done = answer(runs, request, may_wait=may_wait)
         reply(_packed(done.status, done.body))
 
     def wait() -> None:

@@ -1,0 +1,132 @@
+"""Questions to a call while it runs, by the channel to its node; see `skyward.slot.answers` for who answers.
+
+A part of `DirectEngine` in a file of its own: it changes the engine's books, as `gangs` does.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from typing import TYPE_CHECKING
+
+from ..errors import ControlFailed, InternalError, UsageError
+from ..wire.frames import INLINE_LIMIT, Frame, Kind
+from .future import refuse_to_wait
+
+if TYPE_CHECKING:
+    from .direct import DirectEngine
+
+__all__ = ["NOBODY", "Asking"]
+
+_NUMBER = 8
+_LAST_S = 0.5
+NOBODY = 1
+_REASONS = {
+    NOBODY: "it does not answer: no training run with a TrainerControlCallback is in it yet, or it has ended",
+    2: "too many questions to it are open",
+    3: f"its answer is larger than {INLINE_LIMIT} bytes",
+}
+
+Answer = concurrent.futures.Future[bytes]
+
+
+class Asking:
+    """The questions that are open."""
+
+    def __init__(self, engine: DirectEngine) -> None:
+        self._engine = engine
+        self._open: dict[bytes, tuple[int, Answer]] = {}
+        self._numbers = itertools.count(1)
+
+    def call_named(self, name: str) -> int:
+        """The open call of that name, or, for an empty one, the only open call.
+
+        Raises: ControlFailed when there is none, UsageError when there are several.
+        """
+        engine = self._engine
+        with engine._lock:
+            calls = {gang.id: gang.name for gang in engine._gangs if not gang.is_cancelled}
+            calls |= {
+                task.id: task.name for task in engine._tasks.values() if task.rank is None and not task.is_cancelled
+            }
+        found = [call for call, called in calls.items() if called == (name or called)]
+        if not found:
+            raise ControlFailed(f"no call{f' of {name!r}' if name else ''} is open in the pool")
+        if len(found) > 1:
+            names = ", ".join(sorted(calls[call] for call in found))
+            raise UsageError(f"control: {len(found)} calls are open ({names}); give the future of the one you mean")
+        return found[0]
+
+    def ask(self, call: int, question: bytes, timeout_s: float) -> bytes:
+        """The answer of a call, of a gang's rank 0. A done-callback cannot ask: its thread brings the answers.
+
+        Raises: ControlFailed; `is_gone`: the call has ended.
+        """
+        if len(question) > INLINE_LIMIT:
+            raise UsageError(f"control: a question of {len(question)} bytes; the limit is {INLINE_LIMIT}")
+        refuse_to_wait("control")
+        engine, answer = self._engine, Answer()
+        number = next(self._numbers).to_bytes(_NUMBER, "little")
+        with engine._changing():
+            engine._require_open()
+            task, node = self._place(call)
+            self._open[number] = task, answer
+            engine._tell(node, Kind.ASK, task, number + question)
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            raise ControlFailed(f"the call did not answer within {timeout_s:g} s") from None
+        finally:
+            with engine._lock:
+                self._open.pop(number, None)
+
+    def _place(self, call: int) -> tuple[int, int]:
+        """(task, node) of what answers for a call."""
+        engine = self._engine
+        gang = next((gang for gang in engine._gangs if gang.id == call), None)
+        if gang is not None:
+            rank = gang.tasks.get(0)
+            if rank is None or rank.id not in gang.open:
+                raise ControlFailed("its ranks are being started")
+            return rank.id, rank.node
+        if call not in engine._tasks:
+            raise ControlFailed("the call has ended", is_gone=True)
+        node = engine._scheduler.node_of(call)
+        if node is None:
+            raise ControlFailed("the call waits for a place in the pool")
+        return call, node
+
+    def on_answer(self, frame: Frame) -> None:
+        _, answer = self._open.pop(frame.body[:_NUMBER], (0, None))
+        if answer is None:
+            return
+        if frame.lane == 0:
+            self._settle(answer, frame.body[_NUMBER:])
+        else:
+            why = _REASONS.get(frame.lane, f"the node says {frame.lane}")
+            self._settle(answer, ControlFailed(why, reason=frame.lane))
+
+    def ended(self, task: int) -> None:
+        """What was asked of it will not be answered, but for what is on its way: that came by another socket."""
+        if any(asked == task for asked, _ in self._open.values()):
+            self._engine._at(_LAST_S, self._give_up, task, 0)
+
+    def _give_up(self, task: int, _: int) -> None:
+        for number in [number for number, (asked, _) in self._open.items() if asked == task]:
+            self._settle(self._open.pop(number)[1], ControlFailed("the call has ended", is_gone=True))
+
+    def close(self) -> None:
+        """The engine has ended."""
+        for number in list(self._open):
+            self._settle(self._open.pop(number)[1], ControlFailed("the pool was closed", is_gone=True))
+
+    def _settle(self, answer: Answer, said: bytes | ControlFailed) -> None:
+        def tell() -> None:
+            if isinstance(said, ControlFailed):
+                answer.set_exception(said)
+            else:
+                answer.set_result(said)
+
+        if answer.done():
+            raise InternalError("a question was answered twice")
+        self._engine._after.append(tell)
