@@ -1,41 +1,82 @@
-"""A run with loggers that is killed and resumed: python -m tests.training.resumed_run FOLDER PART.
+"""A training with all loggers that is killed and resumed: python -m tests.training.resumed_run FOLDER PART.
 
-Part `whole` runs from 0 to 12, evaluates at each fourth step and saves at the sixth. Part `first` says "ready" behind
-step 9 and waits to be killed. Part `second` resumes, with loggers that are told another folder.
+Part `whole` trains 12 steps, logs at each second, evaluates at each fourth and saves at each third. Part `first` says
+"ready" after what happens at step 10 and waits to be killed. Part `second` resumes from the last checkpoint, that of
+step 9, in the middle of an interval, with loggers that are told another folder.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from skyward.training.callbacks import JsonLogger, ResumableSummaryWriter, TBLogger
+import torch
+
+from skyward.training import (
+    DivergenceDetector,
+    InfoCallback,
+    JsonLogger,
+    ProgressCallback,
+    ResumableSummaryWriter,
+    TBLogger,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from tests.training.events import without_tensorflow
-from tests.training.producer import Producer
+
+__all__ = ["DATA", "Line", "loggers"]
+
+DATA = [{"x": torch.tensor([at / 10]), "labels": torch.tensor([at / 5 + (at % 3) / 10])} for at in range(40)]
+
+
+class Line(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": ((self.a * x - labels) ** 2).mean(), "logits": self.a * x}
+
+
+class WaitsForTheEnd(TrainerCallback):
+    def on_step_begin(self, state: Any, **_: Any) -> None:
+        if state.global_step == 10:
+            os.write(1, b"ready\n")
+            time.sleep(60)
+
+
+def loggers(folder: Path) -> list[Any]:
+    """All of ours that are not there by default; logs in `folder`."""
+    writer = ResumableSummaryWriter(folder / "tb")
+    return [JsonLogger(name="a run"), writer, TBLogger(writer), DivergenceDetector()]
 
 
 def main(folder: Path, part: str) -> None:
     without_tensorflow()
+    torch.set_num_threads(1)
     logs = folder / ("logs" if part != "second" else "other")
-    run = Producer([JsonLogger(), TBLogger(ResumableSummaryWriter(logs / "tb"))], logging_dir=logs, max_steps=12)
-    if part == "second":
-        run.resume(json.loads((folder / "checkpoint.json").read_text()))
-    run.begin()
-    while run.state.global_step < 12:
-        step = run.state.global_step + 1
-        # Losses of the first part behind its checkpoint are wrong ones: they must not be seen again.
-        run.step(loss=100.0 if part == "first" and step > 6 else 1 / step, learning_rate=1e-3)
-        if step % 4 == 0:
-            run.evaluate(eval_loss=2 / step, as_hugging_face_does=True)
-        if step == 6 and part == "first":
-            (folder / "checkpoint.json").write_text(json.dumps(run.save()))
-        if step == 9 and part == "first":
-            os.write(1, b"ready\n")
-            time.sleep(60)
-    run.end()
+    args = TrainingArguments(
+        output_dir=folder / "out",
+        logging_dir=logs,
+        max_steps=12,
+        per_device_train_batch_size=2,
+        learning_rate=0.05,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=4,
+        save_strategy="steps",
+        save_steps=3,
+        resume_from_checkpoint=True if part == "second" else None,
+        use_cpu=True,
+    )
+    callbacks = [*loggers(logs), InfoCallback(output_stream="stderr"), ProgressCallback(output_stream="stderr")]
+    if part == "first":
+        callbacks.append(WaitsForTheEnd())
+    Trainer(Line(), args, train_dataset=DATA, eval_dataset=DATA[:4], callbacks=callbacks).train()
 
 
 if __name__ == "__main__":

@@ -66,16 +66,6 @@ def test_mfu_is_of_the_time_in_steps_and_of_all_ranks_hardware() -> None:
     assert "mfu" not in logs
 
 
-def test_tokens_come_from_train_metrics_where_the_state_counts_none() -> None:
-    clock = Clock()
-    run = started(clock)
-    run.fire("on_train_metrics", metrics={"tokens": 30, "loss": 1.0})
-    clock.now += 1
-    logs: dict[str, Any] = {"loss": 1.0}
-    run.log(logs)
-    assert logs["tok_per_sec"] == 30
-
-
 def test_evaluations_and_the_summary_are_left_alone_and_do_not_end_an_interval() -> None:
     clock = Clock()
     run = started(clock)
@@ -107,7 +97,7 @@ def test_peak_memory_is_bytes_one_number_for_each_rank(monkeypatch: pytest.Monke
         rank, world_size, local_rank = 0, 2, 0
 
         def exchange(self, value: Any) -> list[Any]:
-            return [value] if value is None else [value, (None, 1)]
+            return [value] if value is None else [value, None]
 
     run = Producer([DefaultMetrics()], ranks=TwoRanks())  # type: ignore[arg-type]
     run.begin()

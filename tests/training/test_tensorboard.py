@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -216,42 +214,3 @@ def test_it_says_what_to_install_where_tensorboard_is_missing(tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(MissingDependency, match=r"skyward\[training\]"):
         ResumableSummaryWriter(tmp_path).add_scalar("x", 1.0, 1)
-
-
-# Killed, and resumed --------------------------------------------------------------------------------------------------
-
-
-def run_part(folder: Path, part: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.training.resumed_run", str(folder), part]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
-
-
-def test_a_run_that_was_killed_and_resumed_has_the_logs_of_one_that_was_not(tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in ("whole", "parts")}
-    for each in folders.values():
-        each.mkdir()
-    whole, first = run_part(folders["whole"], "whole"), run_part(folders["parts"], "first")
-    assert first.stdout is not None
-    assert first.stdout.readline() == b"ready\n"
-    first.kill()
-    assert first.wait() != 0
-    (events,) = (folders["parts"] / "logs/tb").iterdir()
-    with events.open("ab") as file:
-        file.write(b"\x30\0\0\0\0\0\0\0half a record")  # as a kill in the middle of a write leaves it
-    second = run_part(folders["parts"], "second")
-    assert whole.wait() == second.wait() == 0
-    for process in (whole, first, second):
-        assert process.stdout is not None
-        process.stdout.close()
-
-    found = {name: scalars_in(each / "logs/tb") for name, each in folders.items()}
-    assert found["parts"] == found["whole"]
-    assert [step for step, _ in found["parts"]["train-loss"]] == list(range(1, 13))
-    assert [step for step, _ in found["parts"]["eval-loss"]] == [4, 8, 12]
-    logs = {name: json.loads((each / "logs/trainer_logs.json").read_text()) for name, each in folders.items()}
-    for records in logs.values():
-        for record in records:
-            del record["timestamp"]
-    assert logs["parts"] == logs["whole"]
-    assert not (folders["parts"] / "other").exists()
-    assert list(texts_in(folders["parts"] / "logs/tb")) == ["train_results", "training_info"]

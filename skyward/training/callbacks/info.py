@@ -114,7 +114,8 @@ def _elements(weights: Iterable[Any]) -> int:
 
 
 def _vars(args: Any) -> list[tuple[str, Any]]:
-    values = args if isinstance(args, Mapping) else getattr(args, "__dict__", {})
+    as_dict = getattr(args, "to_dict", None)  # Hugging Face's
+    values = args if isinstance(args, Mapping) else as_dict() if callable(as_dict) else getattr(args, "__dict__", {})
     return [(key, value) for key, value in values.items() if not key.startswith("_") and value is not None]
 
 

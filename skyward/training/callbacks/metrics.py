@@ -17,7 +17,7 @@ __all__ = ["DefaultMetrics", "is_training_log"]
 class DefaultMetrics(TrainerCallback):
     """Adds to each training log, where they can be known:
 
-    tokens: since the last log, over all ranks. From `state.num_input_tokens_seen`, else from `on_train_metrics`.
+    tokens: since the last log, over all ranks, from `state.num_input_tokens_seen`.
     tok_per_sec: these tokens by the wall-clock time since the last log (at first, since training began).
     total_flos: of the run so far, over all ranks.
     mfu: model FLOPs utilization: the FLOPs since the last log, by the time in steps, by `peak_hardware_flops`.
@@ -46,7 +46,6 @@ class DefaultMetrics(TrainerCallback):
         self._logged_at = clock()
         self._step_began: float | None = None
         self._step_seconds = 0.0
-        self._tokens_counted = 0
         self._tokens_seen = 0
         self._flos = 0.0
 
@@ -58,9 +57,6 @@ class DefaultMetrics(TrainerCallback):
     def on_step_begin(self, **kwargs: Any) -> None:
         self._step_began = self._clock()
 
-    def on_train_metrics(self, metrics: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        self._tokens_counted += int((metrics or {}).get("tokens") or 0)
-
     def on_step_end(self, **kwargs: Any) -> None:
         if self._step_began is not None:
             self._step_seconds += self._clock() - self._step_began
@@ -68,18 +64,17 @@ class DefaultMetrics(TrainerCallback):
 
     def on_log_step(self, state: Any, logs: MutableMapping[str, Any], ranks: Ranks, **kwargs: Any) -> None:
         # Before anything is decided by what a rank sees: all of them take part, always.
-        told = ranks.exchange((peak_memory_bytes(), self._tokens_counted))
+        memory = ranks.exchange(peak_memory_bytes())
         if not is_training_log(logs):
             return
-        memory = [each for each, _ in told]
         if any(each is not None for each in memory):
             logs.setdefault("peak_mem_allocated", [each or 0 for each in memory])
-        self._add_tokens(state, logs, sum(each for _, each in told))
+        self._add_tokens(state, logs)
         self._add_flos(state, logs)
         self._begin_interval()
 
-    def _add_tokens(self, state: Any, logs: MutableMapping[str, Any], counted: int) -> None:
-        tokens = _tokens_seen(state) - self._tokens_seen or counted
+    def _add_tokens(self, state: Any, logs: MutableMapping[str, Any]) -> None:
+        tokens = _tokens_seen(state) - self._tokens_seen
         self._tokens_seen = _tokens_seen(state)
         if tokens <= 0:
             return
@@ -99,7 +94,6 @@ class DefaultMetrics(TrainerCallback):
     def _begin_interval(self) -> None:
         self._logged_at = self._clock()
         self._step_seconds = 0.0
-        self._tokens_counted = 0
 
 
 def is_training_log(logs: Mapping[str, Any]) -> bool:
