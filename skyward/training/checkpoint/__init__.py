@@ -23,9 +23,12 @@ _MODULES = {
     "coordinator": ("CheckpointCoordinator", "LoadReport", "components_of", "process_groups_of"),
     "files": ("Checkpoints", "FileCheckpoints"),
     "layout": ("checkpoints_in", "latest_checkpoint"),
+    "manager": ("CheckpointManager", "RunTerminated"),
     "manifest": ("FileEntry", "Manifest"),
     "patterns": ("SharingPattern", "StateComponent", "ValidationLevel"),
+    "retention": ("best_of", "delete_checkpoint", "prune"),
     "rng": ("RNGState", "seed_everything"),
+    "sharded": ("ModelState", "OptimizerState"),
 }
 
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

@@ -8,28 +8,42 @@ from .files import Checkpoints as Checkpoints
 from .files import FileCheckpoints as FileCheckpoints
 from .layout import checkpoints_in as checkpoints_in
 from .layout import latest_checkpoint as latest_checkpoint
+from .manager import CheckpointManager as CheckpointManager
+from .manager import RunTerminated as RunTerminated
 from .manifest import FileEntry as FileEntry
 from .manifest import Manifest as Manifest
 from .patterns import SharingPattern as SharingPattern
 from .patterns import StateComponent as StateComponent
 from .patterns import ValidationLevel as ValidationLevel
+from .retention import best_of as best_of
+from .retention import delete_checkpoint as delete_checkpoint
+from .retention import prune as prune
 from .rng import RNGState as RNGState
 from .rng import seed_everything as seed_everything
+from .sharded import ModelState as ModelState
+from .sharded import OptimizerState as OptimizerState
 
 __all__ = [
     "CheckpointCoordinator",
+    "CheckpointManager",
     "Checkpoints",
     "FileCheckpoints",
     "FileEntry",
     "LoadReport",
     "Manifest",
+    "ModelState",
+    "OptimizerState",
+    "RunTerminated",
     "RNGState",
     "SharingPattern",
     "StateComponent",
     "ValidationLevel",
+    "best_of",
     "checkpoints_in",
     "components_of",
+    "delete_checkpoint",
     "latest_checkpoint",
     "process_groups_of",
+    "prune",
     "seed_everything",
 ]

@@ -9,12 +9,14 @@ from typing import Any, cast
 
 from ...errors import CheckpointError, CheckpointNotFound, UsageError
 from ..agree import Ranks, ranks_of_this_process
+from ..snapshot import SnapshotPool
+from .background import BackgroundSaves, OnBusy
 from .commit import sweep
 from .folders import folder_at
 from .layout import checkpoints_in, latest_checkpoint, name_of
 from .loading import LoadReport, LoadRequest, Resharder, perform_load
 from .patterns import SharingPattern, StateComponent
-from .saving import SaveRequest, perform_save, states_of
+from .saving import SaveRequest, is_sharded, perform_save, states_of
 from .topology import ranks_of_groups
 from .verdicts import together
 
@@ -37,6 +39,8 @@ class CheckpointCoordinator:
     output_dir: checkpoints are its folders `checkpoint-<id>`; a path, or a URL of an object store that fsspec knows.
     on_each_node: `output_dir` is a disk of each node: what ranks share is written on every node.
     step: gives the run's step, which names a checkpoint where its id is not given.
+    on_busy: what an asynchronous save does while another one is being written; see `save_checkpoint_async`.
+    pool: takes the snapshots of asynchronous saves; shared with others that take them.
     metadata: kept in every manifest, plain values; `step`, `epoch` and `training_args_hash` become fields of it.
     allow_pickle: load objects of any class, which can run code: for checkpoints that you trust.
 
@@ -52,6 +56,8 @@ class CheckpointCoordinator:
         *,
         on_each_node: bool = False,
         step: Callable[[], int] | None = None,
+        on_busy: OnBusy = "wait",
+        pool: SnapshotPool | None = None,
         metadata: Mapping[str, Any] | None = None,
         allow_pickle: bool = False,
     ) -> None:
@@ -60,8 +66,11 @@ class CheckpointCoordinator:
         self.metadata = dict(metadata or {})
         self._ranks: Ranks = cast("Ranks", dist) if hasattr(dist, "exchange") else ranks_of_this_process()
         self._groups = ranks_of_groups(process_groups or {}, self._ranks.rank)
-        self._on_each_node, self._step, self._allow_pickle = on_each_node, step, allow_pickle
+        self.on_each_node, self._step, self._allow_pickle = on_each_node, step, allow_pickle
         self._is_swept: set[str] = set()
+        self._on_busy: OnBusy = on_busy
+        self._pool = pool
+        self._saves: BackgroundSaves | None = None
         self._check(process_groups or {})
 
     @property
@@ -82,8 +91,52 @@ class CheckpointCoordinator:
 
         Raises: CheckpointSaveFailed, ReplicationMismatch, UsageError: the same on all ranks; nothing is committed.
         """
+        self.wait()
         request = self._request(checkpoint_path, checkpoint_id, validate)
         return perform_save(self._ranks, request, lambda: states_of(self.state_components))
+
+    def save_checkpoint_async(
+        self,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        checkpoint_id: str | int | None = None,
+        validate: bool = False,
+        *,
+        is_needed: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        after: Callable[[str], None] | None = None,
+    ) -> bool:
+        """As `save_checkpoint`, but returns when the states are copied; they are written behind the caller.
+
+        One save is written at a time. While it is, another one waits for it, or with `on_busy="skip"` is left out, on
+        all ranks alike: False then. is_needed: it is never left out (a last or best one).
+        metadata: of this checkpoint, beside the coordinator's. after: called on every rank, in the thread, when it is
+        committed.
+
+        Raises: what the save before it has, if that has failed. Its own error is raised by the next save, `poll`,
+        `wait`, `load_checkpoint` or `close`.
+        """
+        if self._saves is None:
+            self._saves = BackgroundSaves(self._ranks, pool=self._pool)
+        self._saves.poll()
+        if self._saves.is_pending and self._on_busy == "skip" and not is_needed:
+            return False
+        request = self._request(checkpoint_path, checkpoint_id, validate, metadata)
+        return self._saves.start(request, lambda: self._states_to_keep(request), after=after)
+
+    def poll(self) -> str | None:
+        """For every step of a loop that saves asynchronously: gives the path of a save that has ended meanwhile.
+
+        Collective while one is pending: all ranks call it at the same steps. Raises: what the save has, on all ranks.
+        """
+        return None if self._saves is None else self._saves.poll()
+
+    def wait(self, timeout_s: float | None = None) -> str | None:
+        """Until the pending save is committed: its path; None where there was none. Raises: as `poll`."""
+        return None if self._saves is None else self._saves.wait(timeout_s)
+
+    def close(self) -> None:
+        """Waits for the pending save. Raises: as `poll`. May be called again."""
+        self.wait()
 
     def load_checkpoint(
         self,
@@ -103,6 +156,7 @@ class CheckpointCoordinator:
         Raises: CheckpointNotFound, CheckpointCorrupt, CheckpointMismatch, UsageError: the same on all ranks, before
         any component is changed.
         """
+        self.wait()
         request = LoadRequest(
             components=self.state_components,
             groups=self._groups,
@@ -120,7 +174,7 @@ class CheckpointCoordinator:
         if self.output_dir is None:
             return None
         output_dir = self.output_dir
-        if not self._on_each_node:
+        if not self.on_each_node:
             return together(
                 self._ranks,
                 "looking for checkpoints",
@@ -140,25 +194,46 @@ class CheckpointCoordinator:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _request(
-        self, path: str | os.PathLike[str] | None, checkpoint_id: str | int | None, compare_all: bool
+        self,
+        path: str | os.PathLike[str] | None,
+        checkpoint_id: str | int | None,
+        compare_all: bool,
+        metadata: Mapping[str, Any] | None = None,
     ) -> SaveRequest:
         places = together(self._ranks, "saving", lambda: self._place(path, checkpoint_id))
         name = places[0][1]
-        parent = places[self._ranks.rank if self._on_each_node else 0][0]
-        about: dict[str, Any] = {each: self.metadata[each] for each in _FIELDS if each in self.metadata}
+        parent = places[self._ranks.rank if self.on_each_node else 0][0]
+        everything = {**self.metadata, **(metadata or {})}
+        about: dict[str, Any] = {each: everything[each] for each in _FIELDS if each in everything}
         text = name.removeprefix(name_of(""))
         if "step" not in about and text.isdigit():
             about["step"] = int(text)
-        rest = {name: value for name, value in self.metadata.items() if name not in about}
+        rest = {name: value for name, value in everything.items() if name not in _FIELDS}
         return SaveRequest(
             components=self.state_components,
             groups=self._groups,
             parent=parent,
             name=name,
             compare_all=compare_all,
-            on_each_node=self._on_each_node,
+            on_each_node=self.on_each_node,
             about={**about, "metadata": rest},
         )
+
+    def _states_to_keep(self, request: SaveRequest) -> dict[str, Any]:
+        """Of this rank, without what only another one writes and nobody compares: it need not be copied."""
+        states = states_of(self.state_components)
+        if self._ranks.rank == 0 or self.on_each_node:
+            return states
+        return {
+            each.key: states[each.key]
+            for each in self.state_components
+            if each.key in states
+            and (
+                each.sharing_pattern not in (SharingPattern.GLOBAL, SharingPattern.REPLICATED)
+                or request.is_compared(each)
+                or is_sharded(states[each.key])
+            )
+        }
 
     def _place(self, path: str | os.PathLike[str] | None, checkpoint_id: str | int | None) -> tuple[str, str]:
         """The folder that the checkpoint is to be in, swept, and its name. Those of rank 0 count."""
@@ -168,7 +243,7 @@ class CheckpointCoordinator:
             raise UsageError("output_dir is not set: give it to CheckpointCoordinator, or save to a checkpoint_path")
         else:
             folder, name = folder_at(self.output_dir), name_of(self._id(checkpoint_id))
-        is_leader = self._ranks.rank == 0 or (self._on_each_node and self._ranks.local_rank == 0)
+        is_leader = self._ranks.rank == 0 or (self.on_each_node and self._ranks.local_rank == 0)
         if is_leader and folder.path not in self._is_swept:
             for each in sweep(folder):
                 _log.info("%s: cleared %s, which an interrupted save had left", folder.path, each)

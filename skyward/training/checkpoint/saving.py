@@ -22,7 +22,7 @@ from .validate import close_to, differing, fingerprints, mismatch, summary_of
 from .verdicts import together
 from .writer import write_state
 
-__all__ = ["SaveRequest", "perform_save", "states_of"]
+__all__ = ["SaveRequest", "is_sharded", "perform_save", "states_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class _Save:
                 for each in request.components
             ),
             summaries={key: summary_of(prints) for key, prints in self._prints.items()},
-            sharded=frozenset(key for key, state in self._states.items() if _is_sharded(state)),
+            sharded=frozenset(key for key, state in self._states.items() if is_sharded(state)),
             name=request.name,
             token=uuid.uuid4().hex[:12],
         )
@@ -275,7 +275,8 @@ def _entry(component: StateComponent, files: Sequence[FileEntry], topology: Topo
     )
 
 
-def _is_sharded(state: Any) -> bool:
+def is_sharded(state: Any) -> bool:
+    """Whether it has DTensors: torch.distributed.checkpoint writes it then."""
     return any(callable(getattr(leaf, "to_local", None)) for _, leaf in leaves_of(state))
 
 

@@ -6,7 +6,9 @@ coordinator promises holds for them too: they are staged, digested and committed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -65,7 +67,8 @@ def write_sharded(ranks: Ranks, what: str, staging: Staging, key: str, state: An
 
     def write() -> list[FileEntry]:
         # It gathers every rank's error itself, so that none is left in one of its exchanges.
-        save(state, storage_writer=_writer(folder), process_group=_group(ranks), no_dist=ranks.world_size == 1)
+        with _alone_or_not(ranks) as how:
+            save(state, storage_writer=_writer(folder), **how)
         mine = [each for each in folder.walk() if each.startswith(f"__{ranks.rank}_")]
         if ranks.rank == 0:
             mine.append(".metadata")
@@ -98,12 +101,19 @@ def read_sharded(ranks: Ranks, folder: Folder, component: StateComponent, files:
 
     state = component.stateful.state_dict()
     place = folder.child(files[0].path.rpartition("/")[0])
-    load(state, storage_reader=_reader(place), process_group=_group(ranks), no_dist=ranks.world_size == 1)
+    with _alone_or_not(ranks) as how:
+        load(state, storage_reader=_reader(place), **how)
     component.stateful.load_state_dict(state)
 
 
-def _group(ranks: Ranks) -> Any:
-    return getattr(ranks, "group", None)
+@contextmanager
+def _alone_or_not(ranks: Ranks) -> Iterator[dict[str, Any]]:
+    if ranks.world_size > 1:
+        yield {"process_group": getattr(ranks, "group", None)}
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is: that is what no_dist says
+        yield {"no_dist": True}
 
 
 def _writer(folder: Folder) -> Any:

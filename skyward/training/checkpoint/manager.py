@@ -1,0 +1,192 @@
+"""When a run saves, what it keeps, and where it goes on."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from ...errors import CheckpointNotFound, UsageError
+from .coordinator import CheckpointCoordinator
+from .layout import checkpoints_in
+from .loading import LoadReport
+from .retention import best_of, prune
+from .verdicts import together
+
+__all__ = ["CheckpointManager", "RunTerminated"]
+
+_log = logging.getLogger(__name__)
+
+
+class RunTerminated(SystemExit):
+    """SIGTERM came; an emergency checkpoint is saved, and the process ends with 143 as the signal would have it."""
+
+    def __init__(self, checkpoint: str | None) -> None:
+        super().__init__(128 + signal.SIGTERM)
+        self.checkpoint = checkpoint
+
+
+class CheckpointManager:
+    """Saves by a cadence, keeps the newest and the best, resumes. All ranks make it and call it at the same steps.
+
+    save_steps, save_s: save after so many steps, after so many seconds (by rank 0's clock); None: not by itself.
+    save_total_limit: how many checkpoints stay, at least 1; None: all. The newest and the best stay in any case.
+    metric: the name among the `metrics` of `save` that says which are best; keep_best: how many of those stay.
+    greater_is_better: None says: unless the metric's name has "loss", "perplexity" or "error" in it.
+    asynchronous: write behind training.
+    grace_s: after a SIGTERM (of this process or of any other rank's, where `handle_sigterm`): how long an emergency
+        save may take from then; `step` makes it and raises RunTerminated. Give less than the scheduler does.
+    """
+
+    def __init__(
+        self,
+        coordinator: CheckpointCoordinator,
+        *,
+        save_steps: int | None = None,
+        save_s: float | None = None,
+        save_total_limit: int | None = None,
+        metric: str | None = None,
+        greater_is_better: bool | None = None,
+        keep_best: int = 1,
+        asynchronous: bool = True,
+        handle_sigterm: bool = False,
+        grace_s: float = 25.0,
+    ) -> None:
+        for name, value in (("save_steps", save_steps), ("save_total_limit", save_total_limit)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value!r}: at least 1, or None")
+        if coordinator.output_dir is None:
+            raise UsageError("CheckpointManager: its coordinator needs an output_dir")
+        self.coordinator = coordinator
+        self._output_dir = coordinator.output_dir
+        self._save_steps, self._save_s, self._limit = save_steps, save_s, save_total_limit
+        self._metric, self._greater, self._keep_best = metric, greater_is_better, keep_best
+        self._is_asynchronous, self._grace_s = asynchronous, grace_s
+        self._last_save = time.monotonic()
+        self._last_step: int | None = None
+        self._terminated_at: float | None = None
+        self._before: Any = None
+        self._handles = handle_sigterm and threading.current_thread() is threading.main_thread()
+        if self._handles:
+            self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def step(self, step: int, *, metrics: Mapping[str, float] | None = None) -> bool:
+        """At the end of every step: saves where it is time. Gives whether it did. Collective.
+
+        Raises: what an asynchronous save has; RunTerminated after an emergency save.
+        """
+        self.coordinator.poll()
+        ranks = self.coordinator.ranks
+        is_due = self._save_steps is not None and step % self._save_steps == 0
+        if self._save_s is not None or self._handles:
+            by_clock = ranks.rank == 0 and self._save_s is not None
+            is_time = by_clock and time.monotonic() - self._last_save >= (self._save_s or 0.0)
+            bits = ranks.flags((1 if is_time else 0) | (2 if self._terminated_at is not None else 0))
+            if bits & 2:
+                self._emergency(step)
+            is_due = is_due or bool(bits & 1)
+        return is_due and self.save(step, metrics=metrics)
+
+    def save(self, step: int, *, metrics: Mapping[str, float] | None = None, is_needed: bool = False) -> bool:
+        """Saves now. metrics: kept with it; `metric` among them says how good it is. is_needed: never left out, as
+        the coordinator's `on_busy="skip"` could, nor is one that is the best so far. Gives whether it did.
+        """
+        is_needed = is_needed or self._would_be_best(metrics)
+        about = {"step": step, **({"metrics": dict(metrics)} if metrics else {})}
+        self._last_save = time.monotonic()
+        is_begun = self.coordinator.save_checkpoint_async(
+            checkpoint_id=step, is_needed=is_needed, metadata=about, after=self._prune
+        )
+        if is_begun:
+            self._last_step = step
+            if not self._is_asynchronous:
+                self.coordinator.wait()
+        return is_begun
+
+    def resume(self, where: str | int | bool | None = True, *, strict: bool = True) -> LoadReport | None:
+        """Loads the newest (True), that of a step (a number), or that at a path. Collective.
+
+        None where the newest is asked for and there is none, and where `where` is None or False.
+        Raises: as `CheckpointCoordinator.load_checkpoint`: a checkpoint that cannot be trusted is never passed over
+        in silence.
+        """
+        if where is None or where is False:
+            return None
+        if where is True or where == "latest":
+            latest = self.coordinator.latest()
+            return None if latest is None else self.coordinator.load_checkpoint(latest, strict)
+        if isinstance(where, str):
+            return self.coordinator.load_checkpoint(where, strict)
+        found = together(self.coordinator.ranks, f"looking for step {where}", lambda: self._path_of(where))
+        path = found[self.coordinator.ranks.rank]
+        if path is None:
+            raise CheckpointNotFound(
+                f"output_dir={self._output_dir!r}: no checkpoint of step {where}; there are {self._steps()}",
+                path=self._output_dir,
+            )
+        return self.coordinator.load_checkpoint(path, strict)
+
+    def best(self) -> str | None:
+        """The path of the best by `metric`; None where none has it."""
+        if self._metric is None:
+            return None
+        found = best_of(checkpoints_in(self._output_dir), self._metric, greater_is_better=self._greater)
+        return found[0].path if found else None
+
+    def close(self) -> None:
+        """Waits for the pending save. Raises: what it has. May be called again."""
+        if self._handles:
+            self._handles = False
+            signal.signal(signal.SIGTERM, self._before)
+        self.coordinator.close()
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        if self._terminated_at is None:
+            self._terminated_at = time.monotonic()
+
+    def _emergency(self, step: int) -> None:
+        begun = self._terminated_at or time.monotonic()
+        _log.warning("SIGTERM: saving step %d before the end", step)
+        if self._last_step != step:
+            self.coordinator.wait(max(0.1, begun + self._grace_s - time.monotonic()))
+            self.save(step, is_needed=True)
+        path = self.coordinator.wait(max(0.1, begun + self._grace_s - time.monotonic()))
+        raise RunTerminated(path)
+
+    def _would_be_best(self, metrics: Mapping[str, float] | None) -> bool:
+        """Without asking for the disk: a save with the metric counts as wanted."""
+        return self._metric is not None and metrics is not None and self._metric in metrics
+
+    def _prune(self, committed: str) -> None:
+        """In the thread of the save. A checkpoint that cannot be deleted fails no run."""
+        ranks = self.coordinator.ranks
+        if self._limit is None or not (ranks.rank == 0 or (self.coordinator.on_each_node and ranks.local_rank == 0)):
+            return
+        protect: list[str] = []
+        try:
+            if self._metric is not None:
+                best = best_of(checkpoints_in(self._output_dir), self._metric, greater_is_better=self._greater)
+                protect = [each.path for each in best[: self._keep_best]]
+            prune(self._output_dir, keep=self._limit, protect=[committed, *protect])
+        except OSError as error:
+            _log.warning("%s: an old checkpoint could not be deleted: %s", self._output_dir, error)
+
+    def _steps(self) -> list[int | None]:
+        return [each.step for each in checkpoints_in(self._output_dir)]
+
+    def _path_of(self, step: int) -> str | None:
+        return next((each.path for each in checkpoints_in(self._output_dir) if each.step == step), None)

@@ -1,0 +1,61 @@
+"""Which checkpoints stay: the newest, the best by a metric, and as many more as the limit allows."""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from .folders import Folder, LocalFolder, folder_at
+from .layout import STAGING, FoundCheckpoint, checkpoints_in, manifest_at
+from .manifest import MANIFEST
+
+__all__ = ["best_of", "delete_checkpoint", "prune"]
+
+
+def best_of(
+    checkpoints: Sequence[FoundCheckpoint], metric: str, *, greater_is_better: bool | None = None
+) -> list[FoundCheckpoint]:
+    """Those that have the metric, the best first; a later one first among equals.
+
+    greater_is_better: None says: unless the name has "loss", "perplexity" or "error" in it.
+    """
+    if greater_is_better is None:
+        greater_is_better = not any(each in metric.lower() for each in ("loss", "perplexity", "error"))
+    scored = []
+    for at, found in enumerate(checkpoints):
+        value = manifest_at(folder_at(found.path)).metadata.get("metrics", {}).get(metric)
+        if isinstance(value, int | float) and not math.isnan(value):  # 0.0 is a value, NaN is none
+            scored.append((-value if greater_is_better else value, -at, found))
+    return [found for *_, found in sorted(scored, key=lambda each: each[:2])]
+
+
+def prune(output_dir: str | os.PathLike[str], *, keep: int, protect: Collection[str]) -> list[str]:
+    """Deletes the oldest whole checkpoints until `keep` are left, at least 1. The newest and `protect` stay, even if
+    those are more. Gives the paths that it deleted.
+    """
+    found = checkpoints_in(output_dir)
+    safe = {_same(path) for path in protect} | {_same(each.path) for each in found[-1:]}
+    spare = [each.path for each in found if _same(each.path) not in safe]
+    doomed = spare[: max(0, len(found) - max(keep, 1))]
+    for path in doomed:
+        delete_checkpoint(folder_at(path))
+    return doomed
+
+
+def delete_checkpoint(folder: Folder) -> None:
+    """Nobody sees a half of it: it stops being a checkpoint first, in one step."""
+    if isinstance(folder, LocalFolder):
+        path = Path(folder.path)
+        doomed = path.parent / f"{STAGING}deleted-{uuid.uuid4().hex[:12]}"
+        path.rename(doomed)
+        LocalFolder(doomed).remove()
+        return
+    folder.child(MANIFEST).remove()
+    folder.remove()
+
+
+def _same(path: str) -> str:
+    return path if "://" in path else os.path.abspath(path)
