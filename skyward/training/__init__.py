@@ -14,6 +14,7 @@ from . import callbacks as _callbacks
 
 _MODULES = {
     "adapters.hf": ("HFCallbacks",),
+    "adapters.keras": ("KerasCallbacks",),
     "adapters.lightning": ("LightningCallbacks",),
     "agree": ("Alone", "RankFailed", "Ranks", "TorchRanks", "ranks_of_this_process"),
     "arguments": ("DDPTrainingArguments", "TrainingArguments"),

@@ -1,6 +1,7 @@
 """What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
 
 from .adapters.hf import HFCallbacks as HFCallbacks
+from .adapters.keras import KerasCallbacks as KerasCallbacks
 from .adapters.lightning import LightningCallbacks as LightningCallbacks
 from .agree import Alone as Alone
 from .agree import RankFailed as RankFailed
@@ -54,6 +55,7 @@ __all__ = [
     "FileCheckpoints",
     "GradNormLogger",
     "HFCallbacks",
+    "KerasCallbacks",
     "InfoCallback",
     "JsonLogWriter",
     "JsonLogger",

@@ -12,6 +12,8 @@ What differs from our `Trainer`, and what is done about it:
 - HF's stop saves nothing: here it asks for a checkpoint at every later event until there is one, unless
   `save_strategy` is "no". HF has no abort: from then on its control holds `should_save` and `should_evaluate` False,
   whatever is assigned to them, so that neither a save strategy nor another callback can save.
+- What a user's own code logs within a step (`self.log` in `compute_loss`) is told to callbacks in a world of one rank
+  only: others may not have logged it, and callbacks may talk to them.
 - What callbacks ask for is passed on at the end of a step and after phases (log, evaluation, save, epoch), where ranks
   agree on it; never between two micro-batches, where ranks that disagree would part.
 - State: HF writes JSON, by rank 0, from its ExportableState. Ours go in and out of it as they are, tensors too, and
@@ -57,7 +59,7 @@ class HFTranslation:
         self._logging_dir = logging_dir
         self._given_ranks = ranks
         self._trainer: Any = None
-        self._has_met = self._is_restored = False
+        self._has_met = self._is_restored = self._has_warned = False
         self._begin()
 
     def _begin(self) -> None:
@@ -136,6 +138,11 @@ class HFTranslation:
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **context: Any) -> Any:
         if not logs or self._is_evaluating or any(name.startswith("eval_") for name in logs):
             return control  # on_evaluate follows with the same
+        if not self._is_between_steps and self._bus.ranks.world_size > 1:
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("a log within a step is not told to callbacks, as other ranks may not have made it")
+            return control
         context = {**context, "logs": logs}
         if "train_runtime" not in logs:
             control = self._fire("on_log_step", args, state, control, context)

@@ -171,6 +171,7 @@ class LightningTranslation:
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._metrics_before = dict(trainer.callback_metrics)
+        self._run.evaluation_begins()
 
     def on_validation_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         if not trainer.sanity_checking:
@@ -223,7 +224,7 @@ class _Fit:
         self._undo = ExitStack()
         self._has_warned = False
 
-    def context(self) -> dict[str, Any]:
+    def context(self, event: str) -> dict[str, Any]:
         trainer = self._trainer
         schedulers = [each.scheduler for each in trainer.lr_scheduler_configs]
         return {

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import MissingDependency
 from ..bus import CallbackHandler, callback_name
+from ..events import EVENTS
 
 __all__ = ["load_framework", "plain", "unwrapped", "warn_of_silence"]
 
@@ -49,8 +50,12 @@ def plain(value: Any) -> Any:
 
 
 def warn_of_silence(bus: CallbackHandler, silent: Mapping[str, str]) -> None:
-    """Says which handlers this framework never calls. silent: event -> why, and what to do."""
-    for event, why in silent.items():
-        if bus.listens(event):
-            names = ", ".join(callback_name(each) for each in bus if callable(getattr(each, event, None)))
-            _log.warning("%s: %s is never called here: %s", names, event, why)
+    """Says which callbacks this framework never calls. silent: event -> why, and what to do.
+
+    One that has other handlers, too, is taken to do with less.
+    """
+    for callback in bus:
+        heard = {event for event in EVENTS if CallbackHandler([callback]).listens(event)}
+        if heard and heard <= set(silent):
+            why = "; ".join(dict.fromkeys(silent[event] for event in sorted(heard)))
+            _log.warning("%s is never called here: no %s: %s", callback_name(callback), ", ".join(sorted(heard)), why)

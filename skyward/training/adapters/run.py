@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,8 +52,8 @@ class RunArguments:
 class Framework(Protocol):
     """What a run needs of the framework. Every method is called on all ranks, at the same places."""
 
-    def context(self) -> dict[str, Any]:
-        """model, optimizer, ... for handlers."""
+    def context(self, event: str) -> dict[str, Any]:
+        """model, optimizer, ... for the handlers of an event."""
 
     def logs(self) -> dict[str, Any]:
         """What the framework knows of the steps since the last log, but for `loss`."""
@@ -99,6 +99,9 @@ class Run:
         self.logging_steps = logging_steps
         self._saves_at_stop = saves_at_stop
         self._given_ranks = ranks
+        self.before_log: Callable[[], None] | None = None
+        """Called before a log is made: `took` what is not taken yet."""
+        self._evaluation_began: float | None = None
         self._has_begun_once = self._is_over = False
         self._reset()
 
@@ -160,7 +163,7 @@ class Run:
 
     def fire(self, event: str, **context: Any) -> None:
         given = {"processing_class": None, "lr_scheduler": None, "train_dataloader": None, "eval_dataloader": None}
-        given |= self.framework.context()
+        given |= self.framework.context(event)
         self.bus.fire(event, args=self.args, state=self.state, control=self.control, **{**given, **context})
 
     def step_begin(self) -> None:
@@ -184,11 +187,22 @@ class Run:
         self.fire("on_epoch_end")
         self.settle()
 
+    @property
+    def is_aborted(self) -> bool:
+        return self._is_aborted
+
+    def evaluation_begins(self) -> None:
+        self._evaluation_began = time.monotonic()
+
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         self.control.should_evaluate = False
         told = dict(metrics)
+        if self._evaluation_began is not None:
+            told["eval_runtime"] = round(time.monotonic() - self._evaluation_began, 4)
+        if self.state.epoch is not None:
+            told["epoch"] = self.state.epoch
+        self._keep(told)
         self.fire("on_evaluate", metrics=told)
-        self._keep({**told, "epoch": self.state.epoch})
         self.settle()
 
     def saved(self, path: str) -> None:
@@ -247,11 +261,16 @@ class Run:
         if self.state.global_step == self._logged_step:
             return
         self._logged_step = self.state.global_step
+        if self.before_log is not None:
+            self.before_log()
+        seen = self.state.num_input_tokens_seen
         loss = self._drain()
         logs: dict[str, Any] = {} if loss is None else {"loss": loss}
         logs |= self.framework.logs()
-        logs["epoch"] = self.state.epoch
+        if self.state.num_input_tokens_seen > seen:
+            logs["tokens"] = self.state.num_input_tokens_seen - seen
         self.fire("on_log_step", logs=logs)
+        logs["epoch"] = self.state.epoch
         self._keep(logs)
         self.fire("on_log", logs=logs)
         self.bus.agree(self.control)

@@ -200,11 +200,13 @@ def test_an_evaluation_is_reported_once_before_the_epochs_end_and_the_sanity_che
     fit(tmp_path, LightningCallbacks([ours]), num_sanity_val_steps=2)
     one = ["on_prediction_step"] * 5 + ["on_evaluate", "on_epoch_end"]
     assert ours.names() == [*one, *one, "on_log"]
-    assert [told["metrics"].keys() for told in ours.of("on_evaluate")] == [{"eval_loss"}] * 2
+    assert [told["metrics"].keys() for told in ours.of("on_evaluate")] == [{"eval_loss", "eval_runtime", "epoch"}] * 2
     assert all(isinstance(told["metrics"]["eval_loss"], float) for told in ours.of("on_evaluate"))
     unchecked = Recorder(only=("on_evaluate",))
     fit(tmp_path, LightningCallbacks([unchecked]), num_sanity_val_steps=0, val_check_interval=2)
-    assert [told["metrics"].keys() for told in unchecked.of("on_evaluate")] == [{"eval_loss"}] * 4
+    assert [told["metrics"].keys() for told in unchecked.of("on_evaluate")] == [
+        {"eval_loss", "eval_runtime", "epoch"}
+    ] * 4
 
 
 def test_tests_and_predictions_are_reported(tmp_path: Path) -> None:
@@ -215,7 +217,7 @@ def test_tests_and_predictions_are_reported(tmp_path: Path) -> None:
     made.predict(model, loader())
     made.validate(model, loader(), verbose=False)
     assert [told["metrics"].keys() for told in ours.of("on_predict")] == [{"test_error"}, set()]
-    assert [told["metrics"].keys() for told in ours.of("on_evaluate")] == [{"eval_loss"}]
+    assert [told["metrics"].keys() for told in ours.of("on_evaluate")] == [{"eval_loss", "eval_runtime"}]
 
 
 # Stop, abort, save.
