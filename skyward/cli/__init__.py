@@ -9,6 +9,7 @@
     skyward plan            sky.ComputePool(...).plan()
     skyward doctor          skyward.cli.doctor.examine()
     skyward integrations    skyward.cli.integrations.describe()
+    skyward train           skyward.training.control
 
 A subcommand is a module of this package with `add_to(subcommands)`; `COMMANDS` names it. What a subcommand needs is
 imported when it runs, so `skyward --help` answers at once.
@@ -21,11 +22,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from .. import _version, errors
-from . import doctor, down, garbage, integrations, logs, offers, plan, pools, shell
+from . import doctor, down, garbage, integrations, logs, offers, plan, pools, shell, train
 
 __all__ = ["main"]
 
-COMMANDS = (pools, down, logs, shell, offers, plan, garbage, doctor, integrations)
+COMMANDS = (pools, down, logs, shell, offers, plan, garbage, doctor, integrations, train)
 
 DESCRIPTION = """\
 Decorate a Python function, choose where it runs at the call site, get its value back.

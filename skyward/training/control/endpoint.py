@@ -138,8 +138,13 @@ def read_token(job_id: str) -> str | None:
         raise UsageError(f"the token of {job_id!r}, {path}, cannot be read: {error}") from error
 
 
-def sweep() -> list[str]:
-    """Remove what killed runs have left; their ids. What another machine wrote into a shared folder stays."""
+def sweep(job_id: str | None = None) -> list[str]:
+    """Remove what killed runs have left, or that one; their ids. What another machine wrote into a shared folder stays.
+
+    Raises: UsageError for what is no job id.
+    """
+    if job_id is not None:
+        check_job_id(job_id)
     root = os.path.join(state_folder(), "jobs")
     if not os.path.isdir(root):
         return []
@@ -147,7 +152,8 @@ def sweep() -> list[str]:
     with _locked(root):
         for path in _folders():
             owner = _owner(path)
-            if owner is None or not owner.is_alive():
+            is_meant = job_id in (None, os.path.basename(path))
+            if is_meant and (owner is None or not owner.is_alive()):
                 _remove(path)
                 swept.append(os.path.basename(path))
     return sorted(swept)

@@ -1,0 +1,53 @@
+"""`skyward train`: trainings that run, and what they left behind."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from . import train_control, train_watch
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+__all__ = ["add_to"]
+
+COMMANDS = (train_control, train_watch)
+
+HELP = "look at trainings that run, save, stop or abort them"
+
+DESCRIPTION = """\
+Reaches the trainings of yours on this machine that have a skyward.training.TrainerControlCallback and listen. One that
+runs in a call of a pool listens with TrainerControlCallback(enable_http=True); without, its program reaches it by
+pool.control().
+"""
+
+EPILOG = """\
+examples:
+  skyward train list
+  skyward train watch my-run
+  skyward train save-stop my-run --wait 600
+  skyward train abort my-run --yes        without asking
+
+exit status: 0 it was done, 1 it was not, or not yet
+from Python: skyward.training.control.find(), runs(), sweep()
+"""
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subcommands.add_parser(
+        "train",
+        help=HELP,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=lambda _: _help(parser))
+    own = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_to(own)
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 0

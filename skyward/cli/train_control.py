@@ -1,0 +1,165 @@
+"""`skyward train list|status|save|stop|save-stop|abort|cleanup`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+    from ..control import CommandState, RunStatus
+    from ..training.control import Endpoint
+
+__all__ = ["add_to"]
+
+_WAIT_S = 30.0
+
+COMMANDS = {
+    "save": ("save_checkpoint", "save a checkpoint and go on"),
+    "stop": ("graceful_stop", "end after this step; a checkpoint is saved first, unless its save_strategy is 'no'"),
+    "save-stop": ("save_and_stop", "save a checkpoint, then end"),
+    "abort": ("abort", "end after this step without a checkpoint; asks first"),
+}
+
+
+def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
+    listing = subcommands.add_parser("list", help="the trainings that run", description="Lists them, oldest first.")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(run=_list)
+
+    status = subcommands.add_parser("status", help="where a training is", description="Says where a training is.")
+    status.add_argument("job", metavar="JOB", help="its id; see `skyward train list`")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(run=_status)
+
+    for name, (command, what) in COMMANDS.items():
+        parser = subcommands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        parser.add_argument("job", metavar="JOB", help="its id; see `skyward train list`")
+        parser.add_argument(
+            "--wait",
+            type=float,
+            default=_WAIT_S,
+            metavar="SECONDS",
+            help=f"until it is done, at most so long ({_WAIT_S:g}); 0: not at all",
+        )
+        if command == "abort":
+            parser.add_argument("--yes", action="store_true", help="do not ask")
+        parser.set_defaults(run=_send, command=command)
+
+    cleanup = subcommands.add_parser(
+        "cleanup",
+        help="remove what killed trainings have left",
+        description="Removes the files of trainings whose process is dead. Those that run are left alone.",
+    )
+    cleanup.add_argument("job", metavar="JOB", nargs="?", help="only that one")
+    cleanup.set_defaults(run=_cleanup)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from ..training.control import runs
+    from .tables import as_json, table
+
+    found = [(endpoint, _asked(endpoint)) for endpoint in runs()]
+    if arguments.json:
+        print(as_json([status if status is not None else endpoint for endpoint, status in found]))
+        return 0
+    if not found:
+        print("no training listens")
+        return 0
+    rows = [_row(endpoint, status) for endpoint, status in found]
+    print("\n".join(table(("job", "state", "step", "epoch", "loss", "age", "process"), rows, right=[2, 3, 4, 5, 6])))
+    return 0
+
+
+def _asked(endpoint: Endpoint) -> RunStatus | None:
+    """None: it does not answer."""
+    from ..errors import SkywardError
+    from ..training.control.client import client_of
+
+    try:
+        return client_of(endpoint).status()
+    except SkywardError as error:
+        print(f"skyward: {error}", file=sys.stderr)
+        return None
+
+
+def _row(endpoint: Endpoint, status: RunStatus | None) -> tuple[str, ...]:
+    from ..console.words import duration
+
+    age = duration(max(0.0, time.time() - endpoint.started_at))
+    if status is None:
+        return endpoint.job_id, "silent", "-", "-", "-", age, str(endpoint.pid)
+    step = f"{status.global_step}/{status.max_steps}" if status.max_steps > 0 else str(status.global_step)
+    epoch = "-" if status.epoch is None else f"{status.epoch:.2f}"
+    loss = status.logs.get("loss")
+    shown = f"{loss:.4g}" if isinstance(loss, float) else "-" if loss is None else str(loss)
+    return endpoint.job_id, status.status, step, epoch, shown, age, str(endpoint.pid)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from ..training.control import find
+    from .tables import as_json
+
+    status = find(arguments.job).status()
+    if arguments.json:
+        print(as_json(status))
+        return 0
+    of = f" of {status.max_steps}" if status.max_steps > 0 else ""
+    epoch = "" if status.epoch is None else f", epoch {status.epoch:.2f}"
+    print(f"{status.job_id}: {status.status}, step {status.global_step}{of}{epoch}, {status.world_size} ranks")
+    for name, value in status.logs.items():
+        print(f"  {name}: {value}")
+    return 0
+
+
+def _send(arguments: argparse.Namespace) -> int:
+    from ..training.control import find
+
+    client = find(arguments.job)
+    if arguments.command == "abort" and not arguments.yes and not _is_sure(arguments.job):
+        return 1
+    state = client.send(arguments.command, wait_s=max(0.0, arguments.wait))
+    print(f"{arguments.job}: {_in_words(state)}")
+    return 0 if state.state == "executed" or (not state.is_final and arguments.wait <= 0) else 1
+
+
+def _in_words(state: CommandState) -> str:
+    what = {
+        "save_checkpoint": "a checkpoint is saved",
+        "graceful_stop": "it has ended",
+        "save_and_stop": "it is saved and has ended",
+        "abort": "it has ended without a checkpoint",
+    }.get(state.command, state.command)
+    if state.state == "executed":
+        return f"{what}, at step {state.step}"
+    if state.state == "applied":
+        return f"all ranks know, from step {state.step} on; it is not done yet"
+    if state.state == "waiting":
+        return "it is asked, and takes it at the end of its step"
+    return (
+        f"it is not known whether {what}: {state.detail}" if state.state == "unknown" else f"not done: {state.detail}"
+    )
+
+
+def _is_sure(job: str) -> bool:
+    if not sys.stdin.isatty():
+        print(f"skyward: this would abort {job}; give --yes where nobody can be asked", file=sys.stderr)
+        return False
+    try:
+        return input(f"abort {job}? What it has learnt since its last checkpoint is lost. [y/N] ").strip().lower() in (
+            "y",
+            "yes",
+        )
+    except EOFError:
+        return False
+
+
+def _cleanup(arguments: argparse.Namespace) -> int:
+    from ..training.control import sweep
+
+    removed = sweep(arguments.job)
+    print("\n".join(f"removed {job}" for job in removed) if removed else "nothing is left of killed trainings")
+    return 0

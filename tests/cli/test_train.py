@@ -1,0 +1,197 @@
+"""`skyward train`, on runs of this process and of others."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skyward as sky
+from skyward.cli import main
+from skyward.control import RunStatus
+from skyward.training.control import TrainerControlCallback, find, runs
+from skyward.training.control.watch import screen, watch
+from tests.training.control.run import Run, run_in_thread
+from tests.waiting import until
+
+KILLED = """
+import os, signal
+from skyward.training.control import TrainerControlCallback
+from tests.training.control.run import Run
+Run([TrainerControlCallback(job_id="killed", port=0)], pause=lambda: os.kill(os.getpid(), signal.SIGKILL)).train()
+"""
+
+
+@pytest.fixture(autouse=True)
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "skyward" / "jobs"
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    running = Run([TrainerControlCallback(job_id="job", port=0)], pause=lambda: time.sleep(0.001))
+    with run_in_thread(running):
+        yield running
+
+
+def said(capsys: pytest.CaptureFixture[str], *line: str, status: int = 0) -> str:
+    assert main(["train", *line]) == status
+    shown = capsys.readouterr()
+    return shown.out + shown.err
+
+
+def test_runs_are_listed_and_one_says_where_it_is(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    until(lambda: run.state.global_step >= 10)
+    header, line = said(capsys, "list").splitlines()
+    assert header.split() == ["JOB", "STATE", "STEP", "EPOCH", "LOSS", "AGE", "PROCESS"]
+    assert line.split()[:2] == ["job", "running"]
+    assert line.split()[-1] == str(os.getpid())
+    assert json.loads(said(capsys, "list", "--json"))[0]["job_id"] == "job"
+    assert said(capsys, "status", "job").startswith("job: running, step ")
+    assert json.loads(said(capsys, "status", "job", "--json"))["global_step"] >= 10
+
+
+def test_a_run_is_saved_and_stopped(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "save", "job").startswith("job: a checkpoint is saved, at step ")
+    assert said(capsys, "save-stop", "job").startswith("job: it is saved and has ended, at step ")
+    assert [what for _, what in run.events] == ["save", "save", "ended"]
+    assert said(capsys, "list") == "no training listens\n"
+    assert "no run called 'job' listens here" in said(capsys, "stop", "job", status=1)
+
+
+def test_a_stop_that_is_not_waited_for(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "it is asked" in said(capsys, "stop", "job", "--wait", "0")
+    until(lambda: runs() == [])
+
+
+def test_abort_asks_first(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "give --yes where nobody can be asked" in said(capsys, "abort", "job", status=1)
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert "abort job?" in said(capsys, "abort", "job", status=1)
+    assert find("job").status().status == "running"
+    assert "it has ended without a checkpoint" in said(capsys, "abort", "job")
+    assert run.events[-1][1] == "aborted"
+
+
+def test_what_killed_runs_left_is_removed_and_what_runs_is_not(
+    run: Run, jobs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run([sys.executable, "-c", KILLED], check=False, timeout=60)
+    assert (jobs / "killed").exists()
+    assert "killed" not in said(capsys, "list")
+    assert said(capsys, "cleanup", "job") == "nothing is left of killed trainings\n"
+    assert said(capsys, "cleanup", "killed") == "removed killed\n"
+    assert said(capsys, "cleanup") == "nothing is left of killed trainings\n"
+    assert sorted(path.name for path in jobs.iterdir()) == [".lock", "job"]
+
+
+def test_mistakes_are_said_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "job_id: '../x' is no job id" in said(capsys, "status", "../x", status=1)
+    assert "no run called 'x' listens here; there: none" in said(capsys, "watch", "x", status=1)
+    assert "usage: skyward train" in said(capsys)
+
+
+# watch --------------------------------------------------------------------------------------------------------------
+
+
+def test_watch_writes_lines_where_there_is_no_terminal_until_the_run_ends(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    until(lambda: run.state.global_step > 20)
+    run.max_steps = run.state.global_step + 100
+    *lines, last = said(capsys, "watch", "job", "--every", "0.05").splitlines()
+    steps = [int(line.split()[1].partition("/")[0]) for line in lines]
+    assert steps == list(range(10, steps[-1] + 1, 10))
+    assert "loss 0.1  tok_per_sec 1,000" in lines[0]
+    assert last.startswith("job has ended")
+    assert "\x1b" not in "".join(lines)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_watch_draws_on_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "40")
+    until(lambda: run.state.global_step >= 100)
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            run.max_steps = 0
+        time.sleep(0.02)
+
+    out = Terminal()
+    assert watch(find("job"), out=out, every_s=0.01, sleep=sleep).startswith("job has ended")
+    shown = out.getvalue()
+    for part in ("job", "running", "at step", "loss ", "tok_per_sec", "rank", "memory", "┤", "⠤"):
+        assert part in shown, part
+    assert all(len(line) < 400 for line in shown.splitlines())
+
+
+def test_the_screen_fits_and_shows_every_rank() -> None:
+    pytest.importorskip("rich")
+    from rich.console import Console
+
+    now = time.time()
+    ranks: list[dict[str, Any]] = [
+        {"rank": n, "host": "gpu-1", "pid": 100 + n, "global_step": 7, "at": now - 5, "memory_bytes": 3 << 30}
+        for n in range(4)
+    ]
+    status = RunStatus(
+        job_id="job",
+        status="running",
+        timestamp=now,
+        global_step=7,
+        max_steps=100,
+        epoch=0.5,
+        step_at=now - 300,
+        logs={"loss": "nan", "lr": 1e-4, "peak_mem_allocated": [1 << 30] * 4, "note": "x"},
+        ranks=ranks,
+        world_size=4,
+    )
+    records = [{"global_step": n, "loss": 1 / (n + 1)} for n in range(50_000)] + [{"global_step": 9, "eval_loss": 0.5}]
+    text = ""
+    for width in (30, 80, 200):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(screen(status, records, width=width))
+        text = console.export_text()
+        assert all(len(line) <= width for line in text.splitlines())
+    for part in ("no step for 5 m", "step 7 of 100, epoch 0.50", "gpu-1", "103", "3.00 GiB", "eval_loss 0.5 (o)"):
+        assert part in text, (part, text)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(screen(RunStatus(job_id="job", status="running", timestamp=now), [], width=80))
+    assert "no loss was logged yet" in console.export_text()
+
+
+def test_watch_says_which_extra_a_terminal_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    with pytest.raises(sky.errors.MissingDependency, match=r"skyward\[training\]"):
+        watch(find("job"), out=Terminal())
+
+
+def test_watch_of_a_run_that_is_killed_ends() -> None:
+    code = KILLED.replace("lambda: os.kill(os.getpid(), signal.SIGKILL)", "lambda: __import__('time').sleep(0.01)")
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        until(runs)
+
+        def sleep(_: float) -> None:
+            process.kill()
+            process.wait()
+
+        assert watch(find("killed"), out=io.StringIO(), sleep=sleep).startswith("killed has ended; it was last seen")
