@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from ..arguments import TrainingArguments
+from ..checkpoint import RNGState
 from ..events import Stateful
 from .batches import BatchPlan, Share, size_of
 
@@ -164,17 +166,21 @@ class IterableSource:
     def __init__(self, dataset: Any, *, batch_size: int, collate: Collate, drop_last: bool, options: Mapping[str, Any]):
         self._dataset = dataset
         self._batch_size, self._drop_last = batch_size, drop_last
-        self._state: dict[str, Any] | None = None
+        self._state: dict[str, Any] = {}
+        self._begun: dict[str, Any] = {}
+        self._is_over = False  # a data set may begin anew when it ends: its own state does not tell
         source = dataset if isinstance(dataset, IterableDataset) else _Iterated(dataset)
         self._has_workers = options.get("num_workers", 0) > 0
-        self.loader = _loader_class(self._has_workers)(
-            source,
-            batch_size=batch_size,
-            collate_fn=collate,
-            drop_last=drop_last,
-            generator=torch.Generator(),
-            **options,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
+            self.loader = _loader_class(self._has_workers)(
+                source,
+                batch_size=batch_size,
+                collate_fn=collate,
+                drop_last=drop_last,
+                generator=torch.Generator(),
+                **options,
+            )
 
     @property
     def length(self) -> int | None:
@@ -187,19 +193,30 @@ class IterableSource:
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(epoch)
         self.loader.generator.manual_seed(epoch)
-        state, self._state = self._state, None
+        state, self._state = self._state, {}
+        self._is_over = bool(skip and state.get("is_over"))
+        if self._is_over:
+            return iter(())
         stateful = self._stateful()
-        if skip and state is not None and stateful is not None:
-            stateful.load_state_dict(state)
+        if skip and stateful is not None and "position" in state:
+            stateful.load_state_dict(state["position"])
             skip = 0
-        return _read_on(iter(self.loader), skip)
+        self._begun = _begin(state if skip else {})
+        return self._until_it_is_over(_read_on(iter(self.loader), skip))
+
+    def _until_it_is_over(self, reads: Iterator[Read]) -> Iterator[Read]:
+        for read in reads:
+            self._is_over = read.samples < self._batch_size
+            yield read
+        self._is_over = True
 
     def state_dict(self) -> dict[str, Any]:
         stateful = self._stateful()
-        return {} if stateful is None else {"position": stateful.state_dict()}
+        state = {"is_over": self._is_over, "begun": self._begun}
+        return state if stateful is None else state | {"position": stateful.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        self._state = state_dict.get("position")
+        self._state = dict(state_dict)
 
     def _stateful(self) -> Stateful | None:
         """With workers the data set of this process is not the one that is read: only the loader knows."""
@@ -212,7 +229,10 @@ class LoaderSource:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
-        self._state: dict[str, Any] | None = None
+        self._state: dict[str, Any] = {}
+        self._begun: dict[str, Any] = {}
+        self._generator_begun: torch.Tensor | None = None
+        self._is_over = False
 
     @property
     def length(self) -> int | None:
@@ -223,17 +243,42 @@ class LoaderSource:
         for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
-        state, self._state = self._state, None
-        if skip and state is not None:
-            self.loader.load_state_dict(state)
+        state, self._state = self._state if skip else {}, {}
+        self._is_over = bool(state.get("is_over"))
+        if self._is_over:
+            return self._until_it_is_over(iter(()), state.get("generator"))
+        if "position" in state and isinstance(self.loader, Stateful):
+            self.loader.load_state_dict(state["position"])
             skip = 0
-        return _read_on(iter(self.loader), skip)
+        generator = getattr(self.loader, "generator", None)
+        if generator is not None and "generator_begun" in state and skip:
+            generator.set_state(state["generator_begun"])
+        self._generator_begun = None if generator is None else generator.get_state()
+        self._begun = _begin(state if skip else {})
+        reads = _read_on(iter(self.loader), skip)
+        return self._until_it_is_over(reads, state.get("generator"))
+
+    def _until_it_is_over(self, reads: Iterator[Read], then: torch.Tensor | None) -> Iterator[Read]:
+        """then: the state of the loader's generator for the epochs to come. Samplers draw from it when the first batch
+        is asked for, and torchdata's set it themselves.
+        """
+        first = next(reads, None)
+        if then is not None and self.loader.generator is not None:
+            self.loader.generator.set_state(then)
+        if first is not None:
+            yield first
+            yield from reads
+        self._is_over = True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.loader.state_dict()} if isinstance(self.loader, Stateful) else {}
+        state: dict[str, Any] = {"is_over": self._is_over, "begun": self._begun}
+        generator = getattr(self.loader, "generator", None)
+        if generator is not None:
+            state |= {"generator": generator.get_state(), "generator_begun": self._generator_begun}
+        return state | {"position": self.loader.state_dict()} if isinstance(self.loader, Stateful) else state
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        self._state = state_dict.get("position") if isinstance(self.loader, Stateful) else None
+        self._state = dict(state_dict)
 
 
 class _Iterated(IterableDataset[Any]):
@@ -244,6 +289,15 @@ class _Iterated(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._dataset)
+
+
+def _begin(state: dict[str, Any]) -> dict[str, Any]:
+    """The generators as they are when an epoch begins, which is where a shuffled one draws its order. With the state of
+    one that began before, as they were then: what is read again is the same.
+    """
+    if "begun" in state:
+        RNGState().load_state_dict(state["begun"])
+    return RNGState().state_dict()
 
 
 def _read_on(batches: Iterator[Any], skip: int) -> Iterator[Read]:

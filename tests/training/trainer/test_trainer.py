@@ -1,0 +1,371 @@
+"""What a Trainer makes of models, data and arguments, where Hugging Face's says nothing or errs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from skyward.errors import UsageError
+from skyward.training import DDPTrainer, EvalPrediction, Trainer, TrainerCallback, TrainingArguments
+from tests.training.trainer.regression import Line, Points, Stream, callback, history, losses, run, spy, trainer
+
+ILLEGAL: list[tuple[dict[str, Any], str]] = [
+    ({"max_steps": 0}, r"max_steps=0: must be a whole number above 0, or -1"),
+    ({"max_steps": 1.5}, r"max_steps=1\.5"),
+    ({"num_train_epochs": 0}, r"num_train_epochs=0: must be a number above 0"),
+    ({"num_train_epochs": float("nan")}, r"num_train_epochs=nan"),
+    ({"save_strategy": "hourly"}, r"save_strategy='hourly': must be one of 'no', 'steps', 'epoch', 'best'"),
+    ({"eval_strategy": "best"}, r"eval_strategy='best'"),
+    ({"logging_steps": 0}, r"logging_steps=0: must be a whole number of steps, at least 1, or a share"),
+    ({"save_steps": 2.5}, r"save_steps=2\.5"),
+    ({"learning_rate": -1e-3}, r"learning_rate=-0\.001: must be a number, at least 0"),
+    ({"learning_rate": "1e-3"}, r"learning_rate='1e-3'"),
+    ({"gradient_accumulation_steps": 0}, r"gradient_accumulation_steps=0"),
+    ({"per_device_train_batch_size": True}, r"per_device_train_batch_size=True"),
+    ({"save_total_limit": 0}, r"save_total_limit=0: must be a whole number, at least 1, or None"),
+    ({"warmup_steps": -1}, r"warmup_steps=-1"),
+    ({"adam_beta1": 1.0}, r"adam_beta1=1\.0: must be a number from 0 to below 1"),
+    ({"optim": "adam"}, r"optim='adam': must be one of 'adamw_torch'"),
+    ({"lr_scheduler_type": "magic"}, r"lr_scheduler_type='magic'"),
+    ({"seed": -1}, r"seed=-1"),
+    ({"fp16": True, "bf16": True}, r"fp16=True and bf16=True"),
+    ({"dataloader_prefetch_factor": 2}, r"dataloader_prefetch_factor=2: needs workers"),
+    ({"save_strategy": "best"}, r"eval_strategy='no'"),
+    ({"load_best_model_at_end": True}, r"save_strategy \('steps'\) and eval_strategy \('no'\)"),
+    (
+        {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 5},
+        r"save_steps \(5\) to be a multiple of eval_steps \(3\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), ILLEGAL)
+def test_arguments_are_refused_with_field_value_and_range(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TrainingArguments(**args)
+
+
+def test_a_trainer_says_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="model= and model_init="):
+        Trainer()
+    with pytest.raises(UsageError, match="needs an eval_dataset"):
+        trainer(tmp_path, eval_strategy="epoch", eval_dataset=None)
+    with pytest.raises(UsageError, match="no length"):
+        trainer(tmp_path, data=Stream(4))
+    with pytest.raises(UsageError, match="needs a train_dataset"):
+        Trainer(Line(), TrainingArguments(output_dir=tmp_path, use_cpu=True)).train()
+    with pytest.raises(UsageError, match="gave no loss, only y; return the loss first"):
+        run(tmp_path, model=Gives(lambda loss, y: {"y": y}), max_steps=1)
+    with pytest.raises(UsageError, match="nothing to train"):
+        run(tmp_path, model=Line().requires_grad_(False), max_steps=1)
+    with pytest.raises(UsageError, match=r"lr_scheduler_kwargs=\{'cycles': 2\}: not what 'cosine' takes"):
+        run(tmp_path, lr_scheduler_type="cosine", lr_scheduler_kwargs={"cycles": 2}, max_steps=1)
+    with pytest.raises(UsageError, match=r"torch\.distributed is not initialized"):
+        DDPTrainer(Line())
+
+
+class Gives(Line):
+    """A line whose forward gives what `shape(loss, y)` makes of it."""
+
+    def __init__(self, shape: Any) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        loss, y = super().forward(x, labels)
+        return self.shape(loss, y)
+
+
+class Output:
+    def __init__(self, loss: torch.Tensor, y: torch.Tensor) -> None:
+        self.loss, self.logits = loss, y
+
+
+SHAPES: dict[str, Any] = {
+    "a tuple": lambda loss, y: (loss, y),
+    "a dictionary": lambda loss, y: {"loss": loss, "y": y},
+    "an object": Output,
+    "the loss": lambda loss, y: loss,
+    "a loss for each sample": lambda loss, y: (loss.expand(len(y)), y),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_models_may_give_their_loss_in_any_of_the_usual_ways(shape: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 4, "logging_steps": 1, "eval_strategy": "epoch"}
+    usual = run(tmp_path, **options)
+    assert history(run(tmp_path, model=Gives(SHAPES[shape]), **options)) == history(usual)
+
+
+def test_pairs_and_a_loss_function_make_a_trainer_of_any_module(tmp_path: Path) -> None:
+    points = Points(20)
+    pairs = torch.utils.data.TensorDataset(points.x[:, None], 2 * points.x[:, None] + 3)
+    made = Trainer(
+        nn.Linear(1, 1),
+        TrainingArguments(output_dir=tmp_path, num_train_epochs=60, learning_rate=0.1, save_strategy="no", use_cpu=True,
+                          disable_tqdm=True),
+        train_dataset=pairs,
+        compute_loss_func=nn.functional.mse_loss,
+    )  # fmt: skip
+    made.train()
+    done = made.predict(pairs)
+    assert done.metrics["test_loss"] < 1e-3
+    assert done.predictions == pytest.approx(done.label_ids, abs=0.1)
+    assert done.predictions.shape == (20, 1)
+
+
+def test_compute_loss_can_be_overridden(tmp_path: Path) -> None:
+    class Absolute(Trainer):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: torch.Tensor | None = None
+        ) -> Any:
+            outputs = model(inputs["x"])
+            loss = (outputs[0] - inputs["labels"]).abs().mean()
+            return (loss, outputs) if return_outputs else loss
+
+    made = Absolute(Line(), TrainingArguments(output_dir=tmp_path, use_cpu=True), eval_dataset=Points(9))
+    points = Points(9)
+    assert made.evaluate()["eval_loss"] == pytest.approx((2 * points.x + 3).abs().mean().item())
+
+
+def gradient(model: nn.Module, points: Points, indices: list[int]) -> torch.Tensor:
+    rows = [points[index] for index in indices]
+    loss = model(torch.stack([row["x"] for row in rows]), torch.stack([row["labels"] for row in rows]))[0]
+    return torch.cat([each[None] for each in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def test_a_step_of_uneven_micro_batches_has_the_gradient_of_all_its_samples(tmp_path: Path) -> None:
+    """7 samples in micro-batches of 4 and 3: the mean of two means would be another."""
+    points, seen = Points(7), []
+
+    def keep(model: nn.Module, **_: Any) -> None:
+        seen.append(torch.stack([each.grad.clone() for each in model.parameters() if each.grad is not None]))
+
+    made = run(tmp_path, data=points, gradient_accumulation_steps=2, num_train_epochs=1, max_grad_norm=0.0,
+               callbacks=[callback(on_pre_optimizer_step=keep)], logging_steps=1)  # fmt: skip
+    torch.testing.assert_close(seen[0], gradient(Line(), points, list(range(7))))
+    rows = [points[index] for index in range(7)]
+    assert losses(made) == pytest.approx([sum(row["labels"].item() ** 2 for row in rows) / 7])
+
+
+def test_the_loss_of_an_evaluation_is_that_of_all_samples(tmp_path: Path) -> None:
+    """9 samples in batches of 8 and 1."""
+    points = Points(9)
+    expected = ((2 * points.x + 3) ** 2).mean().item()
+    assert trainer(tmp_path, eval_dataset=points).evaluate()["eval_loss"] == pytest.approx(expected)
+
+
+def test_evaluation_gives_back_the_modes_of_modules_and_of_generators(tmp_path: Path) -> None:
+    made = trainer(tmp_path, model=Line(dropout=0.5))
+    made.model.train()
+    frozen = made.model.dropout
+    assert isinstance(frozen, nn.Dropout)
+    frozen.eval()
+    before = torch.get_rng_state()
+    made.evaluate()
+    assert made.model.training
+    assert not frozen.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_metrics_are_computed_on_all_predictions_and_reach_callbacks(tmp_path: Path) -> None:
+    said: list[dict[str, Any]] = []
+    made = trainer(
+        tmp_path,
+        eval_dataset={"few": Points(3), "many": Points(11)},
+        compute_metrics=lambda told: {"samples": len(told.predictions), "error": abs(told.label_ids).mean()},
+        callbacks=[callback(on_evaluate=lambda metrics, **_: said.append(dict(metrics)))],
+    )
+    metrics = made.evaluate()
+    assert (metrics["eval_few_samples"], metrics["eval_many_samples"]) == (3, 11)
+    assert isinstance(metrics["eval_few_error"], float)
+    assert [each.get("eval_few_samples", each.get("eval_many_samples")) for each in said] == [3, 11]
+    assert EvalPrediction(1, 2).predictions == 1
+
+
+def test_predictions_of_different_lengths_are_filled_up(tmp_path: Path) -> None:
+    class Ragged(Line):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            return self.a + torch.zeros((), device=x.device), x[:, None].expand(len(x), 2 + (len(x) < 8))
+
+    done = trainer(tmp_path, model=Ragged()).predict(Points(9))
+    assert done.predictions.shape == (9, 3)
+    assert (done.predictions[:8, 2] == -100).all()
+
+
+def test_a_stop_saves_and_an_abort_does_not(tmp_path: Path) -> None:
+    for ask, saved in (("stop", ["checkpoint-3"]), ("abort", [])):
+        seen: list[str] = []
+
+        def asks(state: Any, control: Any, _ask: str = ask, **_: Any) -> None:
+            if state.global_step == 3:
+                getattr(control, _ask)()
+
+        options: dict[str, Any] = {"max_steps": 8, "eval_strategy": "epoch", "save_steps": 100}
+        made = run(tmp_path / ask, callbacks=[callback(on_step_end=asks), spy(seen)], **options)
+        assert made.state.global_step == 3
+        assert [each.name for each in (tmp_path / ask).glob("checkpoint-*")] == saved
+        assert ("on_evaluate" in seen) is (ask == "stop")
+        assert seen[-3:] == ["on_epoch_end", "on_log", "on_train_end"] or ask == "stop"
+
+
+def test_a_stop_without_any_saving_saves_nothing(tmp_path: Path) -> None:
+    def stops(control: Any, **_: Any) -> None:
+        control.should_training_stop = True
+
+    run(tmp_path, callbacks=[callback(on_step_end=stops)], save_strategy="no")
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_no_event_comes_twice_and_no_step_is_empty_at_the_end_of_data(tmp_path: Path) -> None:
+    seen: list[str] = []
+    run(tmp_path, callbacks=[spy(seen)], gradient_accumulation_steps=2, num_train_epochs=2, logging_steps=3)
+    step = ["on_step_begin", "on_forward_backward_begin", "on_forward_backward_end", "on_substep_end",
+            "on_forward_backward_begin", "on_forward_backward_end", "on_pre_optimizer_step", "on_optimizer_step",
+            "on_train_metrics", "on_step_end"]  # fmt: skip
+    last = [*step[:3], *step[6:]]
+    log = ["on_log_step", "on_log"]
+    epochs = [*step, *step, *last, *log], [*step, *step, *last, *log, "on_save"]
+    assert seen == [
+        "on_init_end",
+        "on_train_begin",
+        *(event for epoch in epochs for event in ("on_epoch_begin", *epoch, "on_epoch_end")),
+        "on_log",
+        "on_train_end",
+    ]
+
+
+def test_an_epoch_without_data_ends_the_run(tmp_path: Path) -> None:
+    made = run(tmp_path, data=Stream(0), max_steps=4)
+    assert made.state.global_step == 0
+
+
+def test_losses_that_are_not_finite_are_left_out_unless_all_are(tmp_path: Path) -> None:
+    class Spiky(Line):
+        calls = 0
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            self.calls += 1
+            loss, y = super().forward(x, labels)
+            return (loss.detach() * float("nan") if self.calls in (2, 3, 4) else loss) + 0 * loss, y
+
+    options: dict[str, Any] = {"max_steps": 6, "logging_steps": 2, "learning_rate": 0.0}
+    filtered = losses(run(tmp_path, model=Spiky(), **options))
+    assert filtered[0] == pytest.approx(losses(run(tmp_path, **options | {"max_steps": 2, "logging_steps": 1}))[0])
+    assert filtered[1] != filtered[1]
+    shown = losses(run(tmp_path, model=Spiky(), logging_nan_inf_filter=False, **options))
+    assert shown[0] != shown[0]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_trains_and_keeps_its_scale_in_checkpoints(precision: str, tmp_path: Path) -> None:
+    kinds = set()
+
+    class Seen(Line):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            kinds.add((x[:, None] @ torch.ones(1, 1)).dtype)
+            return super().forward(x, labels)
+
+    options: dict[str, Any] = {precision: True, "max_steps": 4, "logging_steps": 1, "save_steps": 2}
+    whole = run(tmp_path, model=Seen(), **options)
+    assert kinds == {torch.bfloat16 if precision == "bf16" else torch.float16}
+    assert losses(whole)[0] == pytest.approx(losses(run(tmp_path / "full", max_steps=1, logging_steps=1))[0], rel=1e-2)
+    assert history(run(tmp_path, str(tmp_path / "checkpoint-2"), **options)) == history(whole)
+
+
+def test_fp16_leaves_out_a_step_that_overflows_and_the_schedule_waits(tmp_path: Path) -> None:
+    class Overflows(Line):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            loss, y = super().forward(x, labels)
+            return loss * (1e36 if self.training and self.a == 0 else 1.0), y
+
+    made = run(tmp_path, model=Overflows(), fp16=True, max_steps=2, logging_steps=1)
+    assert made.model.a == 0
+    rates = [each["learning_rate"] for each in made.state.log_history if "learning_rate" in each]
+    assert rates[0] == rates[1]
+
+
+def test_the_best_model_is_there_at_the_end_and_is_the_one_that_was_scored(tmp_path: Path) -> None:
+    weights: list[float] = []
+    made = run(
+        tmp_path,
+        callbacks=[callback(on_evaluate=lambda model, **_: weights.append(model.a.item()))],
+        max_steps=8,
+        learning_rate=3.0,
+        lr_scheduler_type="constant",
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        save_total_limit=2,
+    )
+    scores = [each["eval_loss"] for each in made.state.log_history if "eval_loss" in each]
+    best = scores.index(min(scores))
+    assert 0 < best < 7
+    assert made.state.best_global_step == best + 1
+    assert made.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{best + 1}")
+    assert dict(made.model.named_parameters())["a"].item() == weights[best]
+    assert {each.name for each in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{best + 1}", "checkpoint-8"}
+
+
+def test_users_bring_their_own_optimizer_schedule_and_model_factory(tmp_path: Path) -> None:
+    model = Line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.1)
+    made = run(tmp_path, model=model, optimizers=(optimizer, schedule), max_steps=5, logging_steps=1)
+    rates = [each["learning_rate"] for each in made.state.log_history if "learning_rate" in each]
+    assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005])
+    again = Trainer(None, TrainingArguments(output_dir=tmp_path, use_cpu=True), model_init=lambda: nn.Linear(2, 2))
+    torch.manual_seed(42)
+    assert torch.equal(dict(again.model.named_parameters())["weight"], nn.Linear(2, 2).weight)
+
+
+def test_a_plateau_lowers_the_learning_rate(tmp_path: Path) -> None:
+    made = run(tmp_path, max_steps=4, logging_steps=1, eval_strategy="steps", eval_steps=1, learning_rate=1e-9,
+               lr_scheduler_type="reduce_lr_on_plateau", lr_scheduler_kwargs={"patience": 0, "eps": 0.0})  # fmt: skip
+    rates = [each["learning_rate"] for each in made.state.log_history if "learning_rate" in each]
+    assert rates[-1] < rates[0]
+
+
+def test_columns_that_the_model_does_not_take_are_left_out(tmp_path: Path) -> None:
+    rows = [{"x": torch.tensor(1.0), "label": torch.tensor(5.0), "text": "one"} for _ in range(4)]
+    assert losses(run(tmp_path, data=rows, max_steps=1, logging_steps=1)) == pytest.approx([25.0])
+
+
+def test_a_callback_that_is_added_later_is_called_and_one_that_is_removed_is_not(tmp_path: Path) -> None:
+    class Counts(TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, **_: Any) -> None:
+            self.steps += 1
+
+    stays, goes = Counts(), Counts()
+    made = trainer(tmp_path, max_steps=2)
+    made.add_callback(stays)
+    made.add_callback(goes)
+    assert made.pop_callback(goes) is goes
+    made.train()
+    assert (stays.steps, goes.steps) == (2, 0)
+
+
+def test_the_default_callbacks_are_there_unless_the_user_brings_his_own(tmp_path: Path) -> None:
+    from skyward.training import DefaultMetrics
+
+    args = TrainingArguments(output_dir=tmp_path, use_cpu=True)
+    mine = DefaultMetrics(peak_hardware_flops=1e12)
+    given = list(Trainer(Line(), args, callbacks=[mine]).callback_handler)
+    assert [each for each in given if isinstance(each, DefaultMetrics)] == [mine]
+    default = [type(each).__name__ for each in Trainer(Line(), args).callback_handler]
+    assert default[0] == "DefaultMetrics"
+
+
+def test_weights_are_saved_where_other_libraries_read_them(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    made = trainer(tmp_path)
+    made.save_model(tmp_path / "model")
+    assert set(load_file(tmp_path / "model" / "model.safetensors")) == {"a", "b"}
