@@ -12,7 +12,8 @@ AllocationStrategy = Literal["spot", "on-demand", "spot-if-available", "cheapest
 """How machines are rented.
 
 `"spot"`: interruptible only, and NoCapacity where there is none. `"on-demand"`: never interruptible.
-`"spot-if-available"`: spot where all nodes can be had so, else on-demand. `"cheapest"`: whichever costs less now.
+`"spot-if-available"`: spot where all nodes can be had so; else as many as one offer has, and the others on demand, of
+the same type and in the same zone; else on-demand. `"cheapest"`: whichever costs less now.
 A provider that knows only one kind (this machine, the user's own hosts) ignores it.
 """
 

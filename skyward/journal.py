@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import threading
@@ -26,7 +28,7 @@ from typing import Any
 
 from .errors import UsageError
 
-__all__ = ["Attempt", "Journal", "Owner", "journals", "recently_ended", "state_folder"]
+__all__ = ["Attempt", "Journal", "Owner", "journals", "machine_id", "recently_ended", "state_folder"]
 
 _FILE = "journal.jsonl"
 _ENDED_S = 600.0
@@ -69,8 +71,8 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is, or was, a process of this machine: of others nobody here knows whether they live."""
-        return self.host == _host()
+        """Whether it is, or was, this user's on this machine: of others nobody here knows whether they live."""
+        return self.host in (_host(), _host_before())
 
     def is_alive(self) -> bool:
         """Whether the process runs now. Of another machine's process: True, for it cannot be known."""
@@ -188,9 +190,14 @@ class Journal:
     def begin(self, *, offer: dict[str, Any], nodes: list[int], at: float) -> Attempt:
         """On the disk before the create call: its token, which also is a tag of whatever the call makes."""
         with self._lock:
-            token = f"{self.id}-{len(self.attempts)}"
+            token = self.next_token
             self._record({"what": "create", "token": token, "offer": offer, "nodes": nodes, "at": at})
             return self.attempts[token]
+
+    @property
+    def next_token(self) -> str:
+        """That of the attempt that `begin` makes next; for who alone begins them."""
+        return f"{self.id}-{len(self.attempts)}"
 
     def settle(self, token: str, ids: list[str]) -> None:
         """The outcome of a create call: the ids of what it made, none if it made nothing."""
@@ -233,7 +240,7 @@ class Journal:
         Blocks while another holds it; that ends with the other's process at the latest. `restore`: for the owner. It
         writes all its records again where somebody removed them: what they are about may still cost money.
         """
-        if restore and not self.is_there:
+        if restore and not self.is_closed and not self.is_there:
             with self._lock:
                 self._restore()
         try:
@@ -368,17 +375,46 @@ def _sync_folder(path: str) -> None:
 
 
 def _host() -> str:
-    """This machine, and the part of it in which process numbers mean what they mean here.
+    """This user on this machine, and the part of it in which process numbers mean what they mean here.
 
-    The name counts too: homes may be shared by machines, and cloned machines may share their id.
+    The name counts too where homes may be shared by machines, and cloned machines may share their id. A Mac's id is its
+    own, and its name is what the network of the moment calls it.
     """
-    machine = namespace = ""
-    with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:
-        machine = file.read().strip()
+    machine = machine_id()
+    name = "" if machine and platform.system() == "Darwin" else platform.node()
+    return _digest(f"{machine}|{name}|{_namespace()}|{os.getuid()}")
+
+
+def _host_before() -> str:
+    """What `_host` was until 2026-11, when the user did not count: records and tags of then are read forever."""
+    machine = "" if platform.system() == "Darwin" else machine_id()
+    return _digest(f"{machine}|{platform.node()}|{_namespace()}")
+
+
+def _digest(text: str) -> str:
+    """The machine's id is meant to stay on it, and tags are read by others."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _namespace() -> str:
     with contextlib.suppress(OSError):
-        namespace = os.readlink("/proc/self/ns/pid")
-    # A digest: the id is meant to stay on the machine, and tags are read by others.
-    return hashlib.sha256(f"{machine}|{platform.node()}|{namespace}".encode()).hexdigest()[:12]
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+@functools.cache
+def machine_id() -> str:
+    """The system's own, which outlives its name; empty where it says none."""
+    if platform.system() == "Darwin":
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            argv = ["ioreg", "-rd1", "-c", "IOPlatformExpertDevice"]
+            shown = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10).stdout
+            if found := re.search(r'"IOPlatformUUID" = "([^"]+)"', shown):
+                return found[1]
+        return ""
+    with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:
+        return file.read().strip()
+    return ""
 
 
 def _boot() -> str:

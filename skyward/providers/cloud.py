@@ -10,40 +10,23 @@ import abc
 import dataclasses
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from ..errors import ForeignState, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
-from ..events import Emit, InstanceLaunched, InstanceTerminated, PhaseEnded, PhaseFailed, PhaseStarted, ignore
+from ..errors import ForeignState, NoCapacity, ProviderError, Throttled
+from ..events import Emit, InstanceTerminated, ignore
 from ..image import Image
-from ..journal import Attempt, Journal, Owner
+from ..journal import Journal, Owner
 from ..machine import PREEMPTED, Machine, Offer, PoolSpec
 from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
 from .ending import Ending, shielded
-from .key import public_key_of
-from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, ApiCall, Cloud, Host, Instance, Request
+from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, POOL_TAG, ApiCall, Cloud, Host, Request
+from .renting import Launch, Rental
 from .user_data import boot_script
 
 __all__ = ["CloudProvider", "Rental"]
-
-_CREATE_LIMIT_S = 120.0
-"""Seconds that a throttled create call is made again."""
-_CREATE_TRIES = 5
-"""How often a create call is made whose outcome stays unknown."""
-_LOOK_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rental:
-    """The handle of a rented Machine: what ends it."""
-
-    instance: str
-    journal: Journal = field(repr=False)
-    emit: Emit = field(repr=False)
-    inner: Any = field(default=None, repr=False)
-    """The handle that bring-up gave it."""
 
 
 class CloudProvider(abc.ABC):
@@ -109,7 +92,7 @@ class CloudProvider(abc.ABC):
         return affordable
 
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[ApiCall]:
-        return self.cloud().plan(self._request(spec, offer, pool, spec.nodes, token="<attempt>", tags={}))
+        return self.cloud().plan(self.request(spec, offer, pool, spec.nodes, token="<attempt>", tags={}))
 
     def why_gone(self, machine: Machine) -> str | None:
         rental: Rental = machine.handle
@@ -136,7 +119,7 @@ class CloudProvider(abc.ABC):
 
     def settle(self, pool: str) -> bool:
         with _registry_lock:
-            journal = _registry.get(pool)
+            journal = _registry.get(pool) or _closing.get(pool)
             if journal is not None:
                 _stopped.add(journal.id)
         if journal is not None and journal.is_there:
@@ -145,13 +128,23 @@ class CloudProvider(abc.ABC):
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         journal = self._journal(spec, pool)
-        launch = _Launch(provider=self, spec=spec, pool=pool, nodes=nodes, emit=emit, journal=journal)
-        with _launching(journal):
+        try:
+            launch = Launch(
+                provider=self,
+                spec=spec,
+                pool=pool,
+                nodes=nodes,
+                emit=emit,
+                journal=journal,
+                is_stopped=lambda: spec.stop.is_set() or journal.id in _stopped,
+            )
             try:
                 return launch.run(offers)
             except BaseException as error:  # Ctrl-C too
                 self._undo(launch, error)
                 raise
+        finally:
+            self._end_launch(journal)
 
     def terminate(self, machines: list[Machine]) -> None:
         rentals: dict[str, list[Rental]] = {}
@@ -166,7 +159,7 @@ class CloudProvider(abc.ABC):
     # ------------------------------------------------------------------------------------------------------------------
 
     def _journal(self, spec: PoolSpec, pool: str) -> Journal:
-        """That of this pool, opened with its first launch. Raises ForeignState."""
+        """That of this pool, opened with its first launch; a launch is under way. Raises ForeignState."""
         scope = self.cloud().scope()
         with _registry_lock:
             journal = _registry.get(pool)
@@ -180,19 +173,37 @@ class CloudProvider(abc.ABC):
                     owner=self.owner,
                 )
                 _registry[pool] = journal
-        if journal.scope != scope:
-            raise foreign(self.name, journal, scope)
+            if journal.scope != scope:
+                raise foreign(self.name, journal, scope)
+            _under_way[journal.id] = _under_way.get(journal.id, 0) + 1
         return journal
 
-    def _request(
-        self, spec: PoolSpec, offer: Offer, pool: str, count: int, *, token: str, tags: dict[str, str], key: str = ""
+    def _end_launch(self, journal: Journal) -> None:
+        with _registry_lock:
+            _under_way[journal.id] -= 1
+            if not _under_way[journal.id]:
+                del _under_way[journal.id]
+
+    def request(
+        self,
+        spec: PoolSpec,
+        offer: Offer,
+        pool: str,
+        count: int,
+        *,
+        token: str,
+        tags: dict[str, str],
+        key: str = "",
+        least: int | None = None,
     ) -> Request:
+        """What the cloud is asked for. `least`: so few of `count` will do; None: all or none."""
         lease_s = self.lease_s
         return Request(
             pool=pool,
             token=token,
             offer=offer,
             count=count,
+            least=count if least is None else least,
             nodes=spec.nodes,
             lease_s=lease_s,
             tags={POOL_TAG: pool, LEASE_TAG: f"{lease_s:g}", ATTEMPT_TAG: token, **tags},
@@ -200,17 +211,19 @@ class CloudProvider(abc.ABC):
             public_key=key or "<public key>",
         )
 
-    def _undo(self, launch: _Launch, error: BaseException) -> None:
+    def _undo(self, launch: Launch, error: BaseException) -> None:
         """End what a launch that failed has made. A failure of that is a note; the journal stays open."""
         try:
             shielded(lambda: self._end_all_of(launch))
         except (ProviderError, OSError, KeyboardInterrupt) as failure:
             error.add_note(f"and then: {type(failure).__name__}: {failure}")
 
-    def _end_all_of(self, launch: _Launch) -> None:
-        ending = self._ending(launch.journal, launch.emit, launch.node_of, lambda _id, token: token in launch.tokens)
-        is_gone = ending.run()
-        self._close_if_empty(ending, is_gone, launches=1)
+    def _end_all_of(self, launch: Launch) -> None:
+        with launch.journal.exclusively(restore=True) as is_open:
+            if is_open:
+                tokens = launch.tokens
+                ending = self.ending(launch.journal, launch.emit, launch.node_of, lambda _id, token: token in tokens)
+                self._close_if_empty(ending, ending.run(), launches=1)
 
     def _end(self, rentals: list[Rental]) -> None:
         ids = {rental.instance for rental in rentals}
@@ -222,18 +235,19 @@ class CloudProvider(abc.ABC):
 
     def _end_exclusively(self, journal: Journal, emit: Emit, ids: set[str]) -> None:
         nodes = {i: node for a in journal.attempts.values() for i, node in zip(a.ids or (), a.nodes, strict=False)}
-        ending = self._ending(journal, emit, nodes, lambda i, _token: i in ids)
+        ending = self.ending(journal, emit, nodes, lambda i, _token: i in ids)
         self._close_if_empty(ending, ending.run(), launches=0)
 
     def _settle(self, journal: Journal) -> None:
         with journal.exclusively() as is_open:
             if is_open:
-                ending = self._ending(journal, ignore, {}, lambda _id, _token: True)
+                ending = self.ending(journal, ignore, {}, lambda _id, _token: True)
                 self._close_if_empty(ending, ending.run(), launches=0)
 
-    def _ending(
+    def ending(
         self, journal: Journal, emit: Emit, nodes: dict[str, int], is_meant: Callable[[str, str], bool]
     ) -> Ending:
+        """What ends those of the journal's machines that are meant, by id and attempt."""
         return Ending(
             cloud=self.cloud(),
             journal=journal,
@@ -249,224 +263,26 @@ class CloudProvider(abc.ABC):
         with _registry_lock:
             if not is_gone or journal.living or journal.open_attempts or _under_way.get(journal.id, 0) > launches:
                 return
-            ending.clean_up()
-            _registry.pop(journal.pool, None)
+            _registry.pop(journal.pool, None)  # a launch from now on has a journal of its own
+            _closing[journal.pool] = journal
+        try:
+            ending.clean_up()  # not under the lock: it may take minutes, and other pools go on
+        except BaseException:
+            with _registry_lock:
+                _registry.setdefault(journal.pool, journal)
+            raise
+        finally:
+            with _registry_lock:
+                _closing.pop(journal.pool, None)
 
 
 # One entry for each pool that this process has machines of; a lock, because replacements are made by other threads.
 _registry: dict[str, Journal] = {}
+_closing: dict[str, Journal] = {}
+"""Those of which all machines are gone, and what they shared is being removed."""
 _under_way: dict[str, int] = {}
 _stopped: set[str] = set()
 _registry_lock = threading.RLock()
-
-
-class _launching:
-    """While a launch is under way, what the machines of the pool share is not removed."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._id = journal.id
-
-    def __enter__(self) -> None:
-        with _registry_lock:
-            _under_way[self._id] = _under_way.get(self._id, 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        with _registry_lock:
-            _under_way[self._id] -= 1
-            if not _under_way[self._id]:
-                del _under_way[self._id]
-
-
-@dataclass
-class _Launch:
-    """One `launch`: which attempts it made, so that exactly these are undone."""
-
-    provider: CloudProvider
-    spec: PoolSpec
-    pool: str
-    nodes: list[int]
-    emit: Emit
-    journal: Journal
-    tokens: set[str] = field(default_factory=set)
-    node_of: dict[str, int] = field(default_factory=dict)
-    _tried: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._cloud = self.provider.cloud()
-        self._clock = self.provider.clock
-        self._deadline = self._clock.monotonic() + self.spec.provision_timeout_s
-        self._key = public_key_of(self.journal.folder)
-
-    def run(self, offers: list[Offer]) -> list[Machine]:
-        offer, instances = self._rent(offers)
-        hosts = [self._host(node, instance) for node, instance in zip(self.nodes, instances, strict=True)]
-        machines = self.provider.bring_up(hosts, self.spec, self.pool, self.nodes, self.emit)
-        ids = {host.node: host.instance.id for host in hosts}
-        return [
-            replace(
-                machine,
-                offer=offer,
-                handle=Rental(instance=ids[machine.node], journal=self.journal, emit=self.emit, inner=machine.handle),
-            )
-            for machine in machines
-        ]
-
-    def _rent(self, offers: Sequence[Offer]) -> tuple[Offer, list[Instance]]:
-        """Machines that run, by the first offer that can be had. Raises NoCapacity that says what was tried."""
-        for offer in self._allowed(offers):
-            self._check_wanted()
-            try:
-                return offer, self._rent_by(offer)
-            except (NoCapacity, QuotaExceeded) as error:
-                self._tried.append(f"{_named(offer)}: {error}")
-        raise NoCapacity(
-            f"{self.provider.name}: asked for {len(self.nodes)} machine(s) together in one zone, got 0; tried "
-            f"{len(self._tried)} offer(s):\n  "
-            + "\n  ".join(self._tried or ["none: max_hourly_cost allows no more"])
-            + "\n"
-            + _advice(self.spec),
-            tried=tuple(self._tried),
-        )
-
-    def _check_wanted(self) -> None:
-        if self.journal.id in _stopped or self.spec.stop.is_set():
-            raise ProviderError(f"{self.provider.name}: pool {self.pool} was ended while it started")
-
-    def _allowed(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Beside machines that live, only their zone will do, and what max_hourly_cost leaves."""
-        living = self.journal.living
-        zones = {attempt.offer["zone"] for attempt in living.values()}
-        spent = sum(float(attempt.offer["price_usd_per_hour"]) for attempt in living.values())
-        limit = self.spec.max_hourly_cost
-        left = None if limit is None else limit - spent
-        return [o for o in offers if (not zones or o.zone in zones) and not too_expensive(o, len(self.nodes), left)]
-
-    def _rent_by(self, offer: Offer) -> list[Instance]:
-        attempt = self.journal.begin(offer=_plain(offer), nodes=self.nodes, at=self._clock.time())
-        self.tokens.add(attempt.token)
-        request = self._request(offer, attempt)
-        try:
-            self._patient(lambda: self._cloud.prepare(request), OutcomeUnknown)
-            made = self._create(request)
-        except ProviderError as error:
-            if not isinstance(error, OutcomeUnknown):
-                self.journal.settle(attempt.token, [])
-            raise
-        ids = [instance.id for instance in made]
-        self.journal.settle(attempt.token, ids)
-        self._announce(offer, ids)
-        try:
-            return self._until_running(request, ids)
-        except NoCapacity:
-            self._end_attempt(attempt.token)
-            raise
-
-    def _request(self, offer: Offer, attempt: Attempt) -> Request:
-        tags = {JOURNAL_TAG: self.journal.id, OWNER_TAG: self.journal.owner.tag}
-        return self.provider._request(
-            self.spec, offer, self.pool, len(self.nodes), token=attempt.token, tags=tags, key=self._key
-        )
-
-    def _patient(self, call: Callable[[], Any], *again_on: type[ProviderError]) -> Any:
-        return patiently(call, again_on=(Throttled, *again_on), clock=self._clock, limit_s=_CREATE_LIMIT_S)
-
-    def _create(self, request: Request) -> list[Instance]:
-        unknown: OutcomeUnknown | None = None
-        for tries_left in range(_CREATE_TRIES - 1, -1, -1):
-            try:
-                made: list[Instance] = self._patient(lambda: self._cloud.create(request))
-                return made
-            except OutcomeUnknown as error:
-                unknown = error
-                found = self._looked_for(request, error)
-                if len(found) == request.count:
-                    return found
-                # Again with the same token, so that it cannot make them twice.
-                if found or not tries_left or "idempotent-create" not in self._cloud.capabilities:
-                    raise
-            except (NoCapacity, QuotaExceeded):
-                raise  # the same token would have answered otherwise, had it made something
-            except ProviderError as error:
-                if unknown is None:
-                    raise
-                raise OutcomeUnknown(f"{unknown}; and then: {error}") from error
-        raise AssertionError("the last try returns or raises")
-
-    def _looked_for(self, request: Request, unknown: OutcomeUnknown) -> list[Instance]:
-        """What `_look_for` finds; where it cannot look, nobody knows still."""
-        try:
-            return self._look_for(request)
-        except ProviderError as error:
-            raise OutcomeUnknown(f"{unknown}; and then: {error}") from error
-
-    def _look_for(self, request: Request) -> list[Instance]:
-        """What a create call has made that did not say so."""
-        deadline = self._clock.monotonic() + self._cloud.settle_s
-        while True:
-            found = [i for i in self._described(request) if i.is_billed]
-            if len(found) == request.count or self._clock.monotonic() > deadline:
-                return found
-            self._clock.sleep(_LOOK_S)
-
-    def _described(self, request: Request) -> list[Instance]:
-        tags = {JOURNAL_TAG: self.journal.id, ATTEMPT_TAG: request.token}
-        found: list[Instance] = self._patient(lambda: self._cloud.describe(tags), OutcomeUnknown)
-        return found
-
-    def _announce(self, offer: Offer, ids: list[str]) -> None:
-        for node, i in zip(self.nodes, ids, strict=True):
-            self.node_of[i] = node
-            self.emit(
-                InstanceLaunched(
-                    node=node,
-                    instance=i,
-                    instance_type=offer.instance_type,
-                    price_usd_per_hour=offer.price_usd_per_hour,
-                    is_spot=offer.is_spot,
-                )
-            )
-            self.emit(PhaseStarted(node=node, phase="boot", detail=f"{i} {_named(offer)}"))
-
-    def _until_running(self, request: Request, ids: list[str]) -> list[Instance]:
-        began = self._clock.monotonic()
-        while True:
-            self._check_wanted()
-            listed = {i.id: i for i in self._described(request)}
-            mine = [listed[i] for i in ids if i in listed]
-            ended = [i for i in mine if not i.is_billed]
-            if ended:
-                raise NoCapacity(f"{ended[0].id} ended before it ran ({ended[0].reason or 'no reason given'})")
-            seconds = self._clock.monotonic() - began
-            if len(mine) == len(ids) and all(i.state == "running" for i in mine):
-                for i in ids:
-                    self.emit(PhaseEnded(node=self.node_of[i], phase="boot", seconds=seconds))
-                return mine
-            if self._clock.monotonic() > self._deadline:
-                late = sorted(set(ids) - {i.id for i in mine if i.state == "running"})
-                for i in late:
-                    self.emit(PhaseFailed(node=self.node_of[i], phase="boot", seconds=seconds, reason="timeout"))
-                raise ProviderError(
-                    f"{self.provider.name}: {', '.join(late)} did not run within provision_timeout_s="
-                    f"{self.spec.provision_timeout_s:g}; they were ended. Raise it, or try another zone or type"
-                )
-            self._clock.sleep(_LOOK_S)
-
-    def _end_attempt(self, token: str) -> None:
-        provider = self.provider
-        ending = provider._ending(self.journal, self.emit, self.node_of, lambda _id, other: other == token)
-        shielded(ending.run)
-
-    def _host(self, node: int, instance: Instance) -> Host:
-        return Host(
-            node=node,
-            instance=instance,
-            address=instance.public_ip or instance.private_ip,
-            username=self._cloud.username,
-            key_file=f"{self.journal.folder}/key",
-            known_hosts=f"{self.journal.folder}/known_hosts",
-            ask_host_keys=lambda: self._cloud.host_keys(instance.id),
-            lease_s=self.journal.lease_s,
-        )
 
 
 def foreign(name: str, journal: Journal, scope: str) -> ForeignState:
@@ -476,27 +292,3 @@ def foreign(name: str, journal: Journal, scope: str) -> ForeignState:
         recorded=journal.scope,
         current=scope,
     )
-
-
-def _plain(offer: Offer) -> dict[str, Any]:
-    return {
-        "instance_type": offer.instance_type,
-        "zone": offer.zone,
-        "region": offer.region,
-        "is_spot": offer.is_spot,
-        "price_usd_per_hour": offer.price_usd_per_hour,
-    }
-
-
-def _named(offer: Offer) -> str:
-    kind = "spot" if offer.is_spot else "on-demand"
-    return f"{offer.instance_type} {kind} in {offer.zone or offer.region} at {offer.price_usd_per_hour:g} USD/h"
-
-
-def _advice(spec: PoolSpec) -> str:
-    advice = []
-    if spec.allocation == "spot":
-        advice.append("allocation='on-demand' or 'spot-if-available'")
-    if spec.nodes > 1:
-        advice.append("fewer nodes")
-    return "try " + ", ".join([*advice, "another region, or other instance types"])

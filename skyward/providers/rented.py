@@ -71,12 +71,16 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """So many machines of one offer, all or none. `token` makes it unique: the same token never makes more machines."""
+    """So many machines of one offer; not fewer than `least`, or none.
+
+    `token` makes it unique: the same token never makes more machines.
+    """
 
     pool: str
     token: str
     offer: Offer
     count: int
+    least: int
     nodes: int = 1
     """Of the whole pool, of which these are all or a part."""
     lease_s: float
@@ -140,7 +144,7 @@ class Cloud(Protocol):
         ...
 
     def create(self, request: Request) -> list[Instance]:
-        """Rent `request.count` machines, or none and raise."""
+        """Rent `request.count` machines, or as many as there are but `request.least`, or none and raise."""
         ...
 
     def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:

@@ -14,7 +14,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..accelerators import Accelerator
@@ -69,6 +69,8 @@ class FakeFaults:
     """A machine that is pending cannot be terminated."""
     no_capacity: frozenset[tuple[str, str, bool]] = frozenset()
     """Offers that cannot be had, as (instance type, zone, is spot)."""
+    capacity: Mapping[tuple[str, str, bool], int] = field(default_factory=dict)
+    """How many machines there are in all of an offer; without limit where it is not in it."""
 
 
 @dataclass
@@ -176,8 +178,8 @@ class FakeCloud:
         is_carried_out, error = self._enter("create", may_lose=True)
         with self._lock:
             if is_carried_out and request.token not in self._made:
-                self._refuse(request)
-                self._made[request.token] = [self._make(request) for _ in range(request.count)]
+                count = self._granted(request)
+                self._made[request.token] = [self._make(request) for _ in range(count)]
             if error is not None:
                 raise error
             return [self._shown(self.servers[i]) for i in self._made[request.token]]
@@ -293,12 +295,21 @@ class FakeCloud:
                     return False, error
             return True, None
 
-    def _refuse(self, request: Request) -> None:
+    def _granted(self, request: Request) -> int:
+        """How many machines the request gets. Raises NoCapacity."""
         offer = request.offer
         if request.tags[JOURNAL_TAG] not in self.networks:
             raise ProviderError("fake: create: the network was not prepared")
-        if (offer.instance_type, offer.zone, offer.is_spot) in self.faults.no_capacity:
+        kind = (offer.instance_type, offer.zone, offer.is_spot)
+        if kind in self.faults.no_capacity:
             raise NoCapacity(f"no {offer.instance_type} in zone {offer.zone}")
+        if kind not in self.faults.capacity:
+            return request.count
+        rented = [s.request.offer for s in self.servers.values() if s.state(self.clock.monotonic()) != "gone"]
+        left = self.faults.capacity[kind] - sum((o.instance_type, o.zone, o.is_spot) == kind for o in rented)
+        if left < request.least:
+            raise NoCapacity(f"only {max(0, left)} {offer.instance_type} in zone {offer.zone}")
+        return min(left, request.count)
 
     def _make(self, request: Request) -> str:
         now = self.clock.monotonic()

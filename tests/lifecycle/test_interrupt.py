@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+
+import skyward as sky
+from skyward.machine import Machine
 
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Client, Sandbox
@@ -173,3 +178,20 @@ except KeyboardInterrupt:
         client.send(signal.SIGINT)
     client.ends()
     sandbox.proves_nothing_is_left()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterruptedWhileItEnds(sky.Local):
+    """Ctrl-C comes when the pool has told its nodes to end, and its machines are still there."""
+
+    def terminate(self, machines: list[Machine]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        super().terminate(machines)
+
+
+def test_an_interrupt_in_the_middle_of_a_pools_end_waits_for_it(inside: Sandbox) -> None:
+    pool = sky.ComputePool(InterruptedWhileItEnds(), logs=False)
+    with pytest.raises(KeyboardInterrupt), pool:
+        assert sky.compute(abs)(-1) >> pool == 1
+    assert not pool.is_active
+    inside.proves_nothing_is_left()

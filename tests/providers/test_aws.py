@@ -98,7 +98,14 @@ def requested(provider: MotoAWS, spec: PoolSpec) -> Request:
     tags = {"skyward:journal": "abc", "skyward:attempt": "abc-0"}
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJd8DvYTmqq8zBqZMEpvYQAzDeC8Fs9e7x2bDYNqyLWP"
     return Request(
-        pool="mine", token="abc-0", offer=provider.offers(spec)[0], count=1, lease_s=600.0, tags=tags, public_key=key
+        pool="mine",
+        token="abc-0",
+        offer=provider.offers(spec)[0],
+        count=1,
+        least=1,
+        lease_s=600.0,
+        tags=tags,
+        public_key=key,
     )
 
 

@@ -120,7 +120,7 @@ class Ec2:
             "ClientToken": request.token,
             "ImageId": image.id,
             "InstanceType": offer.instance_type,
-            "MinCount": request.count,
+            "MinCount": request.least,
             "MaxCount": request.count,
             "UserData": request.user_data,
             "InstanceInitiatedShutdownBehavior": "terminate",  # so that to power off is to stop paying

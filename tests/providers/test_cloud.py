@@ -1,0 +1,128 @@
+"""What holds for all that is rented: launches that get a part, records that are removed, pools side by side."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from skyward.errors import NoCapacity, ProviderError
+from skyward.events import Emit, InstanceLaunched, ignore
+from skyward.journal import journals
+from skyward.machine import Machine, PoolSpec
+from skyward.providers.rented import Host
+from skyward.testing.fake_cloud import FakeCloud, FakeFaults, FakeProvider
+from skyward.testing.virtual_clock import FastClock, VirtualClock
+from tests.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def launched(provider: FakeProvider, spec: PoolSpec, emit: Emit = ignore, pool: str = "mine") -> list[Machine]:
+    return provider.launch(spec, provider.offers(spec), pool, list(range(spec.nodes)), emit)
+
+
+def offers_of(machines: list[Machine]) -> list[tuple[str, str, bool]]:
+    return [(m.offer.instance_type, m.offer.zone, m.offer.is_spot) for m in machines if m.offer is not None]
+
+
+class TestSpotIfAvailable:
+    def provider(self, capacity: Mapping[tuple[str, str, bool], int]) -> FakeProvider:
+        none = {(kind, zone, is_spot): 0 for kind in ("small", "large") for zone in "ab" for is_spot in (True, False)}
+        return FakeProvider(api=FakeCloud(VirtualClock(), faults=FakeFaults(capacity={**none, **capacity})))
+
+    def test_what_is_there_is_spot_and_the_others_are_on_demand(self) -> None:
+        provider = self.provider({("small", "b", True): 2, ("small", "b", False): 9})
+        seen: list[InstanceLaunched] = []
+        machines = launched(
+            provider,
+            PoolSpec(nodes=3),
+            lambda event: seen.append(event) if isinstance(event, InstanceLaunched) else None,
+        )
+        assert offers_of(machines) == [("small", "b", True), ("small", "b", True), ("small", "b", False)]
+        assert [(event.node, event.is_spot) for event in seen] == [(0, True), (1, True), (2, False)]
+        provider.terminate(machines)
+        assert provider.api.billed() == []
+        assert journals() == []
+
+    def test_all_spot_of_a_dearer_offer_comes_before_a_mix(self) -> None:
+        provider = self.provider({("small", "a", True): 2, ("small", "a", False): 9, ("large", "b", True): 3})
+        machines = launched(provider, PoolSpec(nodes=3))
+        assert set(offers_of(machines)) == {("large", "b", True)}
+        provider.terminate(machines)
+
+    def test_a_part_that_cannot_be_made_whole_is_given_back(self) -> None:
+        capacity = {("small", "a", True): 2, ("small", "a", False): 0, ("small", "b", False): 3}
+        provider = self.provider(capacity)
+        machines = launched(provider, PoolSpec(nodes=3))
+        assert set(offers_of(machines)) == {("small", "b", False)}
+        assert len(provider.api.billed()) == 3
+        provider.terminate(machines)
+        assert provider.api.billed() == []
+
+    @pytest.mark.parametrize("allocation", ["spot", "on-demand", "cheapest"])
+    def test_only_that_strategy_mixes(self, allocation: str) -> None:
+        provider = self.provider({("small", "a", True): 2, ("small", "a", False): 2})
+        with pytest.raises(NoCapacity):
+            launched(provider, PoolSpec(nodes=3, allocation=allocation))  # type: ignore[arg-type]
+        assert provider.api.servers == {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LosesItsRecord(FakeProvider):
+    """Somebody removes the state folder while a machine comes up, and then it does not."""
+
+    def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+        shutil.rmtree(journals()[0].folder)
+        raise ProviderError("it does not come up")
+
+
+def test_a_launch_that_fails_ends_its_machines_though_their_record_was_removed() -> None:
+    provider = LosesItsRecord(api=FakeCloud(VirtualClock()))
+    with pytest.raises(ProviderError, match="does not come up") as caught:
+        launched(provider, PoolSpec(nodes=2))
+    assert not getattr(caught.value, "__notes__", [])
+    assert provider.api.billed() == []
+    assert provider.api.networks == {}
+    assert journals() == []
+
+
+class SlowToCleanUp(FakeCloud):
+    def __init__(self) -> None:
+        super().__init__(FastClock())
+        self.is_at_it = threading.Event()
+        self.may_end = threading.Event()
+
+    def clean_up(self, tags: Mapping[str, str]) -> list[str]:
+        self.is_at_it.set()
+        assert self.may_end.wait(30)
+        return super().clean_up(tags)
+
+
+def test_one_pools_clean_up_holds_up_no_other() -> None:
+    cloud = SlowToCleanUp()
+    provider = FakeProvider(api=cloud)
+    machines = launched(provider, PoolSpec())
+    ending = threading.Thread(target=lambda: provider.terminate(machines))
+    ending.start()
+    assert cloud.is_at_it.wait(20)
+    other = launched(provider, PoolSpec(), pool="other")
+    again = launched(provider, PoolSpec())  # of the same name, with a record of its own
+    settled: list[bool] = []
+    waiting = threading.Thread(target=lambda: settled.append(provider.settle("mine")))
+    waiting.start()
+    cloud.may_end.set()
+    ending.join()
+    waiting.join()
+    provider.terminate(other)
+    provider.terminate(again)
+    until(lambda: cloud.billed() == [])
+    assert cloud.networks == {}
+    assert journals() == []
