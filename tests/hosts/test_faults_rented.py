@@ -185,7 +185,7 @@ def test_a_machine_that_never_boots_ends_the_start_and_both(
     ec2.set(boots="never")
     began = time.monotonic()
     with pytest.raises((Unreachable, NodeError)):
-        pool_on(ec2, package_index, provision_timeout_s=8.0).start()
+        pool_on(ec2, package_index, provision_timeout_s=15.0).start()
     assert time.monotonic() - began < 60
     until(lambda: ec2.left() == [], GONE_S)
 
