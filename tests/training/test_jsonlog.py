@@ -270,6 +270,39 @@ def test_a_resumed_run_cuts_at_the_checkpoints_step_not_at_the_last_records(tmp_
     assert os.listdir(tmp_path) == ["trainer_logs.json"]
 
 
+def test_wherever_a_run_is_saved_and_killed_its_resumed_log_is_that_of_a_whole_run(tmp_path: Path) -> None:
+    def steps(run: Producer, last: int, save_at: int | None = None) -> Any:
+        checkpoint = None
+        while run.state.global_step < last:
+            step = run.state.global_step + 1
+            run.step(loss=1 / step)
+            if step % 3 == 0:
+                run.evaluate(eval_loss=2 / step, as_hugging_face_does=step % 2 == 0)
+            if step == save_at:
+                checkpoint = run.save()
+        return checkpoint
+
+    def told(folder: Path) -> list[Any]:
+        return [{key: each[key] for key in each if key != "timestamp"} for each in records_in(folder)]
+
+    whole = run_of(tmp_path / "whole", name="a")
+    whole.begin()
+    steps(whole, 7)
+    for saved_at in range(1, 8):
+        for killed_at in range(saved_at, 8):
+            folder = tmp_path / f"{saved_at}-{killed_at}"
+            first = run_of(folder, name="a")
+            first.begin()
+            checkpoint = steps(first, killed_at, saved_at)
+            del first
+            again = run_of(folder, name="a")
+            again.resume(checkpoint)
+            again.begin()
+            steps(again, 7)
+            assert told(folder) == told(tmp_path / "whole"), (saved_at, killed_at)
+            again.handler.close()
+
+
 def test_what_was_logged_at_the_checkpoints_own_step_is_there_once(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     run.begin()

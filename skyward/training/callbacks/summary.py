@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class ResumableSummaryWriter(TrainerCallback):
     that resumes goes on in its original folder, without what was written after the checkpoint's step. Its methods
     `add_*` are SummaryWriter's. Of two scalars with one tag and one step it keeps the first. For one thread.
 
-    Raises: MissingDependency, where something is added, without tensorboard.
+    Raises: MissingDependency, where a run begins without tensorboard.
     """
 
     runs_on = "rank_zero"
@@ -56,7 +57,11 @@ class ResumableSummaryWriter(TrainerCallback):
         return self.log_dir
 
     def on_train_begin(self, state: Any, **kwargs: Any) -> None:
-        """Idempotent: whoever was given the writer may call it too."""
+        """Idempotent: whoever was given the writer may call it too. Raises: MissingDependency."""
+        if find_spec("tensorboard") is None or find_spec("torch") is None:
+            raise MissingDependency(
+                "ResumableSummaryWriter: needs torch and tensorboard; pip install 'skyward[training]'"
+            )
         if state.global_step == 0:
             self._resumed_at = None
         elif self._resumed_at != state.global_step and _files_in(self._log_dir):
@@ -104,12 +109,8 @@ class ResumableSummaryWriter(TrainerCallback):
     def _open(self) -> Any:
         if self._writer is not None:
             return self._writer
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingDependency(
-                "ResumableSummaryWriter: needs torch and tensorboard; pip install 'skyward[training]'"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         make: Callable[..., Any] = SummaryWriter
         if self._resumed_at is None:
             self._writer = make(str(self._log_dir))
@@ -145,6 +146,8 @@ def _cut(folder: Path, step: int) -> Counter[str]:
     """Takes what is behind `step` out of the folder's files. Gives how often each tag was written at it."""
     from tensorboard.compat.proto.event_pb2 import Event
 
+    for left in folder.glob(".cut.*"):  # by a process that was killed while it did this
+        left.unlink(missing_ok=True)
     there: Counter[str] = Counter()
     for path in _files_in(folder):
         data = path.read_bytes()
