@@ -21,6 +21,7 @@ _MODULES = {
     "bus": ("CallbackHandler",),
     "callbacks": tuple(_callbacks.__all__),
     "checkpoint": ("Checkpoints", "FileCheckpoints", "RNGState", "SharingPattern", "StateComponent"),
+    "reporting": ("report",),
     "events": ("EVENTS", "Stateful", "TrainerCallback", "TrainerControl", "TrainerState"),
     "trainer": ("DDPTrainer", "EvalPrediction", "PredictionOutput", "TrainOutput", "Trainer"),
 }

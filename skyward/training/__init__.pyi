@@ -36,6 +36,7 @@ from .events import Stateful as Stateful
 from .events import TrainerCallback as TrainerCallback
 from .events import TrainerControl as TrainerControl
 from .events import TrainerState as TrainerState
+from .reporting import report as report
 from .trainer import DDPTrainer as DDPTrainer
 from .trainer import EvalPrediction as EvalPrediction
 from .trainer import PredictionOutput as PredictionOutput
@@ -84,4 +85,5 @@ __all__ = [
     "TrainingArguments",
     "WeightNormLogger",
     "ranks_of_this_process",
+    "report",
 ]

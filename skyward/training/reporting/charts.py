@@ -1,0 +1,235 @@
+"""Lines and heat maps as SVG, and the values that a pointer over them shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from .records import Norms, Points
+
+__all__ = ["Chart", "Series", "heat_map", "in_words", "line_chart"]
+
+WIDTH, HEIGHT = 640, 260
+LEFT, RIGHT, TOP, BOTTOM = 62, 24, 12, 30
+MOST_POINTS = 1200
+"""Of a line: more would lie on the same pixels. Each bucket keeps its least and its greatest value."""
+MOST_COLUMNS, MOST_ROWS = 100, 400
+OUTLIERS = 0.02
+"""The share of the norms at either end that have the same colour as their neighbours."""
+LEVELS = 9
+COLOURS = 8
+"""The style sheet has so many for lines, and so many levels for heat maps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """A line. `is_faint`: of single values, beside one that shows where they go."""
+
+    name: str
+    points: Points
+    colour: int = 0
+    is_faint: bool = False
+    has_dots: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """`svg`, and `data` for the script: what lies where, by the chart's number."""
+
+    svg: str
+    data: dict[str, Any]
+
+
+def line_chart(series: Sequence[Series], *, unit: str = "") -> Chart | None:
+    """None where no series has a value. unit: "bytes" or nothing."""
+    drawn = [(each, _thinned(each.points)) for each in series if any(v is not None for v in each.points.values())]
+    if not drawn:
+        return None
+    steps = [step for _, points in drawn for step, _ in points]
+    values = [value for _, points in drawn for _, value in points if value is not None]
+    x = _Axis(min(steps), max(steps), LEFT, WIDTH - RIGHT)
+    low, high = _padded(min(values), max(values))
+    y = _Axis(low, high, HEIGHT - BOTTOM, TOP)
+    parts = [*_grid(x, y, unit)]
+    for each, points in drawn:
+        parts.append(_line(each, points, x, y))
+    parts.append(f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="-9" x2="-9"/>')
+    data = {
+        "kind": "lines",
+        "unit": unit,
+        "x": [x.low, x.high, LEFT, WIDTH - RIGHT],
+        "series": [
+            {"name": each.name, "colour": each.colour, "points": [[step, value] for step, value in points]}
+            for each, points in drawn
+        ],
+    }
+    label = ", ".join(each.name for each, _ in drawn)
+    return Chart(svg=_svg(parts, WIDTH, HEIGHT, label), data=data)
+
+
+def heat_map(norms: Norms) -> Chart | None:
+    """Parameters by steps, the colour by the logarithm of the norm. None where there is no norm above zero."""
+    steps = _evenly(sorted(set(norms.steps)), MOST_COLUMNS)
+    names = list(norms.rows)[:MOST_ROWS]
+    found = sorted(value for name in names for step in steps if (value := norms.rows[name].get(step)))
+    if not found:
+        return None
+    # One parameter far from the others would leave all of them one colour.
+    low, high = (math.log10(found[round(share * (len(found) - 1))]) for share in (OUTLIERS, 1 - OUTLIERS))
+    left, cell = 230, max(9, min(16, 1200 // max(1, len(names))))
+    wide = (WIDTH + 320 - left - RIGHT) / len(steps)
+    levels: list[list[str]] = [[] for _ in range(LEVELS)]
+    for row, name in enumerate(names):
+        for column, step in enumerate(steps):
+            value = norms.rows[name].get(step)
+            if value:
+                share = (math.log10(value) - low) / (high - low) if high > low else 0.5
+                at = f"M{left + column * wide:.1f} {TOP + row * cell}h{wide:.1f}v{cell}h-{wide:.1f}z"
+                levels[max(0, min(LEVELS - 1, int(share * LEVELS)))].append(at)
+    height = TOP + len(names) * cell + BOTTOM
+    parts = [f'<path class="h{level}" d="{"".join(cells)}"/>' for level, cells in enumerate(levels) if cells]
+    parts += [
+        f'<text class="name" x="{left - 6}" y="{TOP + row * cell + cell * 0.8:.0f}">{escape(_shortened(name))}</text>'
+        for row, name in enumerate(names)
+    ]
+    parts += [
+        f'<text class="tick" x="{left + (at + 0.5) * wide:.0f}" y="{height - 12}">{steps[at]}</text>'
+        for at in _evenly(list(range(len(steps))), 8)
+    ]
+    data = {
+        "kind": "heat",
+        "steps": steps,
+        "names": names,
+        "at": [left, TOP, wide, cell],
+        "range": [_short(10**low), _short(10**high)],
+        "values": [[_short(norms.rows[name].get(step)) for step in steps] for name in names],
+    }
+    return Chart(svg=_svg(parts, WIDTH + 320, height, "norms of parameters by steps"), data=data)
+
+
+def in_words(value: float | None, unit: str = "") -> str:
+    """A number as people read it: four digits, thousands apart, bytes in their units."""
+    if value is None:
+        return "not finite"
+    if unit == "bytes":
+        for size, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+            if abs(value) >= size:
+                return f"{value / size:.4g} {name}"
+        return f"{value:.0f} B"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if 1000 <= abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Values from low to high lie at pixels from begin to end."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        return self.begin + (self.end - self.begin) * ((value - self.low) / span if span else 0.5)
+
+    def ticks(self, about: int) -> list[float]:
+        """Round numbers, about so many."""
+        span = self.high - self.low
+        if not span > 0:
+            return [self.low]
+        rough = span / about
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        return [at * step for at in range(first, first + about * 3) if at * step <= self.high + step * 1e-9]
+
+
+def _grid(x: _Axis, y: _Axis, unit: str) -> list[str]:
+    parts = []
+    for value in _ticks_of_bytes(y) if unit == "bytes" else y.ticks(5):
+        at = f"{y(value):.1f}"
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text class="value" x="{LEFT - 6}" y="{at}" dy="4">{escape(_tick(value, unit))}</text>')
+    for value in x.ticks(6):
+        if value == int(value):
+            parts.append(f'<text class="tick" x="{x(value):.1f}" y="{HEIGHT - 10}">{int(value):,}</text>')
+    return parts
+
+
+def _ticks_of_bytes(y: _Axis) -> list[float]:
+    unit = 1024.0 ** math.floor(math.log(max(y.high, 1), 1024))
+    scaled = _Axis(y.low / unit, y.high / unit, y.begin, y.end)
+    return [value * unit for value in scaled.ticks(5)]
+
+
+def _tick(value: float, unit: str) -> str:
+    if unit == "bytes":
+        return in_words(value, unit)
+    if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        return f"{value:.3g}"
+    return f"{value:,.6g}"
+
+
+def _line(series: Series, points: Sequence[tuple[int, float | None]], x: _Axis, y: _Axis) -> str:
+    """A value that was not finite is a gap."""
+    path, is_down, dots = [], False, []
+    for step, value in points:
+        if value is None:
+            is_down = False
+            continue
+        path.append(f"{'L' if is_down else 'M'}{x(step):.1f} {y(value):.1f}")
+        is_down = True
+        if series.has_dots or len(points) == 1:
+            dots.append(f'<circle class="c{series.colour}" cx="{x(step):.1f}" cy="{y(value):.1f}" r="3"/>')
+    faint = " faint" if series.is_faint else ""
+    drawn = (
+        f'<path class="line c{series.colour}{faint}" d="{"".join(path)}"><title>{escape(series.name)}</title></path>'
+    )
+    return drawn + "".join(dots)
+
+
+def _svg(parts: Sequence[str], width: int, height: int, label: str) -> str:
+    opening = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}">'
+    return opening + "".join(parts) + "</svg>"
+
+
+def _thinned(points: Points) -> list[tuple[int, float | None]]:
+    found = sorted(points.items())
+    if len(found) <= MOST_POINTS:
+        return found
+    size = math.ceil(len(found) / (MOST_POINTS / 2))
+    kept: list[tuple[int, float | None]] = []
+    key: Callable[[tuple[int, float | None]], float] = lambda each: each[1] if each[1] is not None else math.inf  # noqa: E731
+    for begin in range(0, len(found), size):
+        bucket = found[begin : begin + size]
+        kept += sorted({min(bucket, key=key), max(bucket, key=key)}, key=lambda each: each[0])
+    return kept
+
+
+def _evenly(values: list[Any], most: int) -> list[Any]:
+    """At most so many of them, the first and the last among them."""
+    if len(values) <= most:
+        return values
+    return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
+
+
+def _padded(low: float, high: float) -> tuple[float, float]:
+    span = high - low
+    if span <= 0:
+        span = abs(high) or 1.0
+    return (max(0.0, low - 0.06 * span) if low >= 0 else low - 0.06 * span), high + 0.06 * span
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 38 else f"…{name[-37:]}"
