@@ -527,7 +527,7 @@ class Trainer:
         assert self.lr_scheduler is not None
         assert self.optimizer is not None
         shared = self._shared_pattern()
-        model = StateComponent(key="model", stateful=ModelState(self.model), sharing_pattern=shared)
+        model = self._component("model", ModelState(self.model), shared)
         if for_saving and self.args.save_only_model:
             return [model]
         optimizer = OptimizerState(self.model, self.optimizer)
@@ -541,7 +541,12 @@ class Trainer:
             ("trainer", run, SharingPattern.GLOBAL),
             ("rng", RNGState(), SharingPattern.PER_RANK),
         ]
-        return [model, *(StateComponent(key=key, stateful=part, sharing_pattern=how) for key, part, how in parts)]
+        return [model, *(self._component(key, part, how) for key, part, how in parts)]
+
+    def _component(self, key: str, stateful: Any, pattern: SharingPattern) -> StateComponent:
+        """Replicas of model and optimizer are compared at every save: ranks that have drifted apart are found then."""
+        is_compared = pattern is SharingPattern.REPLICATED and key in ("model", "optimizer")
+        return StateComponent(key, stateful, pattern, validate_replication=is_compared)
 
     def get_process_groups(self) -> dict[str, Any]:
         """Groups that components name: none."""
