@@ -225,3 +225,14 @@ def test_the_page_goes_where_it_is_wanted_and_nothing_else_stays(tmp_path: Path)
     assert report(tmp_path / "run", to=tmp_path / "pages" / "a.html") == tmp_path / "pages" / "a.html"
     assert [each.name for each in (tmp_path / "pages").iterdir()] == ["a.html"]
     assert [each.name for each in (tmp_path / "run").iterdir()] == ["trainer_logs.json"]
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from skyward.cli import main
+
+    log(tmp_path, [step(1, loss=1.0)])
+    assert main(["train", "report", str(tmp_path)]) == 0
+    assert main(["train", "report", str(tmp_path), "--out", str(tmp_path / "a.html")]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "report.html"), str(tmp_path / "a.html")]
+    assert main(["train", "report", str(tmp_path / "nowhere")]) == 1
+    assert "is no folder; give that of a run" in capsys.readouterr().err
