@@ -129,6 +129,14 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"the sum of 18 squares: 2028",
         r"calls: 18 done, 2 failed",
     ),
+    "23_stop_a_run": (
+        r"step \d+ of 1000000, on 2 ranks",
+        r"saved at step \d+: executed",
+        r"digits-\d+: running, step \d+ of 1000000, epoch \d+\.\d\d, 2 ranks\n  loss: \d\.\d+",
+        r"digits-\d+: it is saved and has ended, at step \d+",
+        r"rank 0 ended at step \d+, rank 1 at the same: True",
+        r"2 checkpoints, the last of step \d+: True",
+    ),
 }
 # Warnings are errors in examples too, but for these of frameworks.
 FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {

@@ -109,7 +109,8 @@ def _status(arguments: argparse.Namespace) -> int:
         return 0
     of = f" of {status.max_steps}" if status.max_steps > 0 else ""
     epoch = "" if status.epoch is None else f", epoch {status.epoch:.2f}"
-    print(f"{status.job_id}: {status.status}, step {status.global_step}{of}{epoch}, {status.world_size} ranks")
+    ranks = "1 rank" if status.world_size == 1 else f"{status.world_size} ranks"
+    print(f"{status.job_id}: {status.status}, step {status.global_step}{of}{epoch}, {ranks}")
     for name, value in status.logs.items():
         print(f"  {name}: {value}")
     return 0
