@@ -1,13 +1,12 @@
-"""`pool.map` and `pool.imap`: many calls of one function, in chunks of the right size.
+"""`pool.map` and `pool.imap`: many calls of one function, in chunks of the right size (see `chunking`).
 
-The size of a chunk is measured, not guessed: the first chunks are one call, later ones aim at `TARGET_NS` of work,
-grow at most `GROWTH`-fold at a time, and get smaller towards the end so that all slots end together. A chunk on a
-slot that dies is not lost as a whole: results that were sent stay, calls that had not begun are run elsewhere.
+A slot may give back the end of a chunk that takes longer than it should; it is cut anew. A chunk on a slot that dies is
+not lost as a whole: results that were sent stay, calls that had not begun are run elsewhere.
 """
 
 from __future__ import annotations
 
-import math
+import heapq
 import queue
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -16,6 +15,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from .calls import CallOptions
+from .chunking import MAX_ITEMS, ChunkSizes
 from .cluster.direct import DirectEngine
 from .cluster.future import refuse_to_wait
 from .cluster.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
@@ -26,17 +26,6 @@ from .wire.failures import decode_failure
 from .wire.tasks import Mode, TaskHead
 
 __all__ = ["Chunk", "MapRun", "check_chunk"]
-
-TARGET_NS = 25_000_000
-"""Nanoseconds of work in a chunk: long against a round trip, short against a progress bar's patience."""
-LEAST_NS = 2_000_000
-"""Nanoseconds of work in a chunk at least, if there is that much: several times what sending one costs."""
-GROWTH = 64
-_MAX_ITEMS = 1 << 16
-_AHEAD = 2
-"""Chunks for each slot on their way: one that runs and one that waits behind it. What a round trip takes comes on top.
-"""
-_MOST_AHEAD = 64
 
 _BUFFERED = 4
 """Chunks for each slot that a lazy map reads ahead of its consumer: those on their way, and values that wait for an
@@ -61,6 +50,10 @@ class _ChunkTask(Task):
     items: Sequence[Any]
     events: queue.SimpleQueue[tuple[Any, ...]]
     delivered: int = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.payload.body) + sum(blob.size for blob in self.payload.blobs)
 
     @property
     def calls(self) -> int:
@@ -110,19 +103,23 @@ class MapRun:
         self._source: Iterator[Any] = zip(*iterables, strict=False) if self._star else iter(iterables[0])
         # Sliced, not read one by one; and a slice of a range is three numbers on the wire.
         self._sequence: Any = iterables[0] if not self._star and type(iterables[0]) in (list, tuple, range) else None
-        self._left = _length(iterables)
         self._slots = slots
-        self._chunk = chunk
+        self._sizes = ChunkSizes(
+            slots=slots,
+            chunk=None if chunk == "auto" else chunk,
+            left=_length(iterables),
+            is_lazy=is_lazy,
+            round_trip_ns=engine.round_trip_s * 1e9,
+            may_guess=options.timeout_s is None and max_inflight is None,
+        )
         self._ordered = ordered
         self._return_exceptions = return_exceptions
         self._is_lazy = is_lazy
         self._max_inflight = max_inflight
         self._events: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._open: dict[int, _ChunkTask] = {}
-        self._item_ns: float | None = None
-        self._round_trip_ns = 0.0
-        self._timed_ns = self._timed_items = 0.0
-        self._last_size = 1
+        self._given_back: list[tuple[int, Sequence[Any], int]] = []
+        """Heap of (index of the first call, items of a chunk, offset of that call in them)."""
         self._next_index = 0
         self._taken = 0
         self._is_exhausted = False
@@ -159,16 +156,33 @@ class MapRun:
 
     def _fill(self) -> None:
         """Keep every slot busy with one chunk and one behind it; read no more of the input than that."""
-        while not self._is_exhausted and len(self._open) < self._limit() and (room := self._room()) > 0:
-            count = min(self._size(), room)
-            items = self._read(count)
-            self._is_exhausted = len(items) < count
+        while len(self._open) < self._sizes.limit:
+            first, items = self._next_items()
             if not items:
                 return
-            first, self._next_index = self._next_index, self._next_index + len(items)
-            if self._left is not None:
-                self._left -= len(items)
             self._send(first, items)
+
+    def _next_items(self) -> tuple[int, Sequence[Any]]:
+        """(index of the first, items) of the next chunk; no items: nothing can be sent now."""
+        if self._given_back:
+            return self._next_given_back()
+        room = self._room()
+        if self._is_exhausted or room <= 0:
+            return 0, ()
+        count = min(self._sizes.size, room)
+        items = self._read(count)
+        self._is_exhausted = len(items) < count
+        first, self._next_index = self._next_index, self._next_index + len(items)
+        return first, items
+
+    def _next_given_back(self) -> tuple[int, Sequence[Any]]:
+        count = min(self._sizes.size, self._inflight_room())
+        if count <= 0:
+            return 0, ()
+        first, items, at = heapq.heappop(self._given_back)
+        if len(items) - at > count:
+            heapq.heappush(self._given_back, (first + count, items, at + count))
+        return first, items[at : at + count]
 
     def _read(self, count: int) -> Sequence[Any]:
         """Items of the input, fewer than `count` at its end. A lazy map raises its error behind what came before it."""
@@ -185,42 +199,21 @@ class MapRun:
         return items
 
     def _room(self) -> int:
-        """How many more calls may be on their way, or wait here for the value of an earlier one."""
-        room = _MAX_ITEMS
-        if self._max_inflight is not None:
-            room = self._max_inflight - sum(len(task.items) - task.delivered for task in self._open.values())
+        """How many more calls may be read: to be on their way, or to wait here for the value of an earlier one."""
+        room = self._inflight_room()
         if self._is_lazy:
-            room = min(room, self._slots * _BUFFERED * self._size() - (self._next_index - self._taken))
+            room = min(room, self._slots * _BUFFERED * self._sizes.size - (self._next_index - self._taken))
         return room
 
-    def _limit(self) -> int:
-        # Until the first chunk came back nobody knows how long a call takes: one for each slot, and none behind it.
-        return self._slots * (self._ahead() if self._item_ns is not None or self._chunk != "auto" else 1)
-
-    def _ahead(self) -> int:
-        """Chunks for each slot on their way, so that the next is there when one ends, however far the node is."""
-        if not self._round_trip_ns or self._item_ns is None:
-            return _AHEAD
-        chunk_ns = max(self._item_ns * self._last_size, LEAST_NS)
-        return min(_AHEAD + math.ceil(self._round_trip_ns / chunk_ns), _MOST_AHEAD)
-
-    def _size(self) -> int:
-        if self._chunk != "auto":
-            return self._chunk
-        if self._item_ns is None:
-            return 1
-        size = min(int(TARGET_NS / max(self._item_ns, 1.0)), self._last_size * GROWTH, _MAX_ITEMS)
-        if self._left is not None:
-            # Smaller towards the end, so that all slots end together; but not so small that sending costs more.
-            least = int(LEAST_NS / max(self._item_ns, 1.0))
-            size = min(size, max(least, -(-self._left // (self._slots * self._ahead()))))
-        elif self._is_lazy:
-            size = min(size, 1024)
-        return max(1, size)
+    def _inflight_room(self) -> int:
+        if self._max_inflight is None:
+            return MAX_ITEMS
+        return self._max_inflight - sum(len(task.items) - task.delivered for task in self._open.values())
 
     def _send(self, first: int, items: Sequence[Any]) -> None:
+        expected_ns = self._sizes.expected_ns
         try:
-            payload = self._dispatch.payload((items, self._star, self._return_exceptions))
+            payload = self._dispatch.payload((items, self._star, self._return_exceptions, self._sizes.limit_ns))
         except Exception as error:
             raise ArgumentNotPicklable(
                 f"map: an item between {first} and {first + len(items) - 1} cannot be sent: "
@@ -235,11 +228,13 @@ class MapRun:
             payload=payload,
             options=_without_retries(self._options),
             timeout_s=None if self._options.timeout_s is None else self._options.timeout_s * len(items),
+            expected_ns=expected_ns,
             first=first,
             items=items,
             events=self._events,
         )
         self._open[task.id] = task
+        self._sizes.sent(len(items), task.size_bytes)
         self._engine.submit(task)
 
     # Receiving ------------------------------------------------------------------------------------------------------
@@ -254,8 +249,7 @@ class MapRun:
             start = task.first + task.delivered
             task.delivered += len(values)
             if what == "done":
-                del self._open[task.id]
-                self._measure(said.elapsed_ns, len(task.items))
+                self._after_end(task, said.elapsed_ns)
             return [(start, self._decoded(values))] if values else []
         del self._open[task.id]
         if what == "lost":
@@ -264,13 +258,19 @@ class MapRun:
             return self._after_failure(task, said)
         raise said
 
-    def _measure(self, elapsed_ns: int, count: int) -> None:
-        # By the number of calls, so that a small chunk, most of whose time is not its calls', says little.
-        self._timed_ns = 0.5 * self._timed_ns + elapsed_ns
-        self._timed_items = 0.5 * self._timed_items + count
-        self._item_ns = self._timed_ns / self._timed_items
-        self._round_trip_ns = self._engine.round_trip_s * 1e9
-        self._last_size = max(self._last_size, count)
+    def _after_end(self, task: _ChunkTask, elapsed_ns: int) -> None:
+        """Calls that were not begun when the chunk's time was up come again, in chunks of their own."""
+        del self._open[task.id]
+        self._sizes.ended(elapsed_ns, task.delivered, task.size_bytes, self._engine.round_trip_s * 1e9)
+        if task.delivered < len(task.items):
+            self._give_back(task, task.first + task.delivered)
+
+    def _give_back(self, task: _ChunkTask, first: int) -> None:
+        at = first - task.first
+        if at == len(task.items):
+            return
+        heapq.heappush(self._given_back, (first, task.items, at))
+        self._sizes.returned(len(task.items) - at)
 
     def _decoded(self, values: list[Any]) -> list[Any]:
         if not self._return_exceptions:
@@ -287,7 +287,7 @@ class MapRun:
         error = failed.error()
         index = failed.failure.index
         if index is not None and isinstance(error, self._options.retry_on) and self._may_retry(index):
-            self._resend(task, task.first + task.delivered)
+            self._give_back(task, task.first + task.delivered)
             return []
         raise error
 
@@ -300,24 +300,19 @@ class MapRun:
             begun = loss.index + 1 if loss.started and loss.index is not None else 0
         lost = range(first, min(task.first + begun, task.first + len(task.items)))
         if not lost or all([self._may_retry(index) for index in lost]):  # noqa: C419  # each is counted
-            self._resend(task, first)
+            self._give_back(task, first)
             return []
         error = loss_error(loss, self._name, task.tail)
         if not self._return_exceptions:
             raise error
         if lost.stop < task.first + len(task.items):
-            self._resend(task, lost.stop)
+            self._give_back(task, lost.stop)
         return [(first, [error] * len(lost))]
 
     def _may_retry(self, index: int) -> bool:
         used = self._retries.get(index, 0)
         self._retries[index] = used + 1
         return used < self._options.retries
-
-    def _resend(self, task: _ChunkTask, first: int) -> None:
-        items = task.items[first - task.first :]
-        if items:
-            self._send(first, items)
 
 
 def _without_retries(options: CallOptions) -> CallOptions:

@@ -15,6 +15,7 @@ import pytest
 import skyward as sky
 from skyward.errors import ArgumentNotPicklable, NodeLost, ResultNotPicklable, SlotLost, TaskTimeout, UsageError
 from skyward.testing import Faults
+from tests.channels import Relayed
 from tests.waiting import lines_of, until
 
 
@@ -28,6 +29,14 @@ def pool(shared: sky.ComputePool) -> Iterator[sky.ComputePool]:
     """Whatever a test does to it, the next map works."""
     yield shared
     assert shared.map(abs, range(-8, 0)) == list(range(8, 0, -1))
+
+
+@pytest.fixture(scope="module")
+def far() -> Iterator[sky.ComputePool]:
+    """Of a node that is 60 ms away, there and back."""
+    with sky.ComputePool(Relayed(delay_s=0.03), nodes=1, concurrency=2, logs=False) as pool:
+        assert sky.compute(abs)(-1) >> pool == 1
+        yield pool
 
 
 def square(x: int) -> int:
@@ -416,3 +425,80 @@ class TestLosses:
         with pytest.raises(NodeLost, match="node 1 was lost"):
             pool.map(wait, range(12), chunk=1)
         killer.join()
+
+
+class TestChunksAreEnded:
+    """A chunk that takes longer than it should is ended between two calls, and the rest of it is cut anew."""
+
+    def test_calls_that_turn_slow_are_shared_by_all_slots(self, pool: sky.ComputePool, tmp_path: Path) -> None:
+        def call(x: int) -> int:
+            if x < 2000:
+                return 0
+            time.sleep(0.01)
+            with (tmp_path / str(x)).open("a") as file:
+                file.write("ran\n")
+            return os.getpid()
+
+        ran_in = pool.map(call, range(2300))[2000:]
+        assert max(ran_in.count(pid) for pid in set(ran_in)) < 200
+        assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(2000, 2300))
+
+    def test_errors_stay_where_they_belong(self, pool: sky.ComputePool) -> None:
+        def call(x: int) -> int:
+            time.sleep(0.002 if x > 500 else 0)
+            return x // (x % 100)
+
+        values: list[Any] = pool.map(call, range(1000), return_exceptions=True)
+        failed = [x for x, value in enumerate(values) if isinstance(value, ZeroDivisionError)]
+        assert failed == list(range(0, 1000, 100))
+        assert all(value == x // (x % 100) for x, value in enumerate(values) if x % 100)
+
+    def test_an_iterator_gives_all_its_values_in_order(self, pool: sky.ComputePool) -> None:
+        def call(x: int) -> int:
+            time.sleep(0.004 if x > 100 else 0)
+            return x
+
+        assert list(pool.imap(call, (i for i in range(600)))) == list(range(600))
+
+
+class TestFar:
+    """The sizes of the first chunks are guessed, and the guesses are wrong."""
+
+    def test_tiny_calls(self, far: sky.ComputePool) -> None:
+        assert far.map(square, range(200_000)) == [x * x for x in range(200_000)]
+
+    @pytest.mark.parametrize("seconds", [0.002, 0.06])
+    def test_slow_calls_run_once_each_on_both_slots(self, far: sky.ComputePool, tmp_path: Path, seconds: float) -> None:
+        def call(x: int) -> int:
+            time.sleep(seconds)
+            with (tmp_path / str(x)).open("a") as file:
+                file.write("ran\n")
+            return os.getpid()
+
+        count = int(1.2 / seconds)
+        ran_in = far.map(call, range(count))
+        assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(count))
+        assert max(ran_in.count(pid) for pid in set(ran_in)) < 0.8 * count
+
+    def test_a_slot_that_dies_costs_the_call_that_it_ran(self, far: sky.ComputePool, tmp_path: Path) -> None:
+        def call(x: int) -> int:
+            with (tmp_path / str(x)).open("a") as file:
+                file.write("ran\n")
+            time.sleep(0.002)
+            if x == 30:
+                os.kill(os.getpid(), 9)
+            return x
+
+        values: list[Any] = far.map(call, range(200), return_exceptions=True)
+        assert isinstance(values[30], SlotLost)
+        assert all(value == x or isinstance(value, SlotLost) for x, value in enumerate(values))
+        assert all(len(lines_of(tmp_path / str(x))) == 1 for x in range(200))
+        assert sum(isinstance(value, SlotLost) for value in values) < 10
+
+    def test_a_time_limit_is_that_of_each_call(self, far: sky.ComputePool) -> None:
+        @sky.compute(timeout_s=0.5)
+        def call(x: int) -> int:
+            time.sleep(0.005)
+            return x
+
+        assert far.map(call, range(60)) == list(range(60))

@@ -334,6 +334,7 @@ class DirectEngine:
             retries=task.options.retries,
             # The time of one begins when it is sent; the input of another goes with it and cannot be sent twice.
             in_advance=task.timeout_s is None and task.may_move,
+            expected_ns=task.expected_ns,
         )
         self._perform(actions)
 

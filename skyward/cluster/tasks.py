@@ -112,6 +112,8 @@ class Task:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     is_cancelled: bool = False
     timeout_s: float | None = None
+    expected_ns: float | None = None
+    """How long it will take, where that is known; else it is taken for one like those before it."""
     attempt: int = 0
     """How often it was sent."""
     may_move: bool = True

@@ -216,9 +216,19 @@ class Scheduler:
         return self._place()
 
     def submit(
-        self, task: int, *, pinned: int | None = None, retries: int = 0, in_advance: bool = True
+        self,
+        task: int,
+        *,
+        pinned: int | None = None,
+        retries: int = 0,
+        in_advance: bool = True,
+        expected_ns: float | None = None,
     ) -> list[Action]:
-        """`in_advance` False: it is sent only when a slot is free, so that it begins when it is sent."""
+        """`in_advance` False: it is sent only when a slot is free, so that it begins when it is sent. `expected_ns`:
+        how long it will take, where that is known before any has ended.
+        """
+        if expected_ns is not None and expected_ns < self._mean_ns:
+            self._mean_ns, self._has_mean = expected_ns, True
         made = _Task(task, pinned, retries, in_advance)
         self._tasks[task] = made
         if not self._nodes or (pinned is not None and pinned not in self._nodes):

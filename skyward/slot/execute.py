@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import struct
 import threading
@@ -141,13 +142,14 @@ class TaskRun:
         return self._encode(value if self.deliver else None)
 
     def _run_chunk(self, function: Callable[..., Any], payload: Any, first: int) -> Encoded:
-        items, star, return_exceptions = payload
+        items, star, return_exceptions, limit_ns = payload
         results: list[Any] = []
         sent, end, block = first, first + len(items), 1
         page, index_at = self.guard.index_cell
         clock = time.perf_counter_ns
         began = clock()
         flush_at = began + FLUSH_NS
+        stop_at = math.inf if limit_ns is None else began + limit_ns
         source = iter(items)
         with self.guard.user_code():
             while (at := sent + len(results)) < end:
@@ -175,6 +177,8 @@ class TaskRun:
                         self._send_part(sent, results, return_exceptions)
                     sent, results, began = sent + len(results), [], clock()
                     flush_at = began + FLUSH_NS
+                if now >= stop_at:
+                    break  # what has not begun goes back
         return self._encode_results(sent, results, return_exceptions)
 
     def _send_part(self, start: int, results: list[Any], return_exceptions: bool = False) -> None:

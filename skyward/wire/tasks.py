@@ -36,7 +36,7 @@ CALL_KINDS: tuple[Literal["plain", "broadcast", "gang"], ...] = ("plain", "broad
 
 class Mode(IntEnum):
     CALL = 0  # payload: (args, kwargs)
-    CHUNK = 1  # payload: (items, star, return_exceptions)
+    CHUNK = 1  # payload: (items, star, return_exceptions, nanoseconds after which no further call is begun, or None)
     STREAM = 2  # payload: (args, kwargs); the function is a generator function
 
 
