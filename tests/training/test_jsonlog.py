@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -181,6 +182,52 @@ def test_the_file_is_whole_wherever_a_kill_hits(tmp_path: Path) -> None:
         assert [each for each in os.listdir(folder) if each.startswith(".")] == []
 
 
+def test_who_holds_the_file_open_has_it_as_it_was(tmp_path: Path) -> None:
+    writer = JsonLogWriter("log.json")
+    writer.open(tmp_path)
+    writer.write_record(1, None, {"loss": 1.0})
+    path = tmp_path / "log.json"
+    with path.open() as first:
+        for step in range(2, 100):
+            writer.write_record(step, None, {"loss": 1.0, "text": "x" * 500})
+        with path.open() as second:
+            for step in range(100, 200):
+                writer.write_record(step, None, {"loss": 1.0})
+            assert len(json.load(first)) == 1
+            assert len(json.load(second)) == 99
+    assert len(os.listdir(tmp_path)) <= 5  # one file for each reader, and two
+    assert len(records_in(tmp_path, "log.json")) == 199
+    writer.close()
+    assert os.listdir(tmp_path) == ["log.json"]
+
+
+def test_a_process_that_is_forked_and_ends_changes_nothing(tmp_path: Path) -> None:
+    """Such as a DataLoader's worker: what it has inherited is not its own."""
+    code = (
+        "import multiprocessing, sys; from skyward.training import JsonLogWriter\n"
+        "writer = JsonLogWriter('log.json'); writer.open(sys.argv[1]); writer.write_record(1, None, {})\n"
+        "worker = multiprocessing.get_context('fork').Process(target=sys.exit); worker.start(); worker.join()\n"
+        "writer.write_record(2, None, {})\n"
+        "import os, signal, time\n"
+        "worker = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,)); worker.start()\n"
+        "print(worker.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    process.wait()
+    process.stdout.close()
+    assert steps_in(tmp_path, "log.json") == [1, 2]
+    # The next run has the file, although a worker of the killed one lives on for a while.
+    writer = JsonLogWriter("log.json")
+    writer.open(tmp_path, global_step=2)
+    os.kill(worker, signal.SIGKILL)
+    writer.write_record(3, None, {})
+    assert writer.log_path == tmp_path / "log.json"
+    writer.close()
+    assert steps_in(tmp_path, "log.json") == [1, 2, 3]
+
+
 def test_a_record_costs_the_same_in_a_long_file(tmp_path: Path) -> None:
     array = JsonArray(tmp_path / "log.json")
     record = {"global_step": 1, "loss": 2.5, "learning_rate": 3e-4, "grad_norm": 1.25, "tokens": 123456}
@@ -203,7 +250,6 @@ def test_a_record_costs_the_same_in_a_long_file(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_for_a_while_costs_no_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file's size limit is a write that fails half way, like a full disk."""
     import resource
-    import signal
 
     writer = JsonLogWriter("log.json")
     writer.open(tmp_path)
