@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 __all__ = ["PendingNorms", "is_sharded", "measure", "named_parameters", "unmeasurable"]
@@ -54,111 +53,108 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """What this rank holds of a tensor, and the dimensions of which mesh it is to be summed over."""
+class _Alike:
+    """Tensors that one kernel can measure: of one device and dtype, split over the same dimensions of a mesh."""
 
-    local: Tensor
+    names: list[str]
+    locals: list[Tensor]
     mesh: Any
     dims: tuple[int, ...]
+
+    def norms(self) -> Tensor:
+        """Of what this rank holds of each."""
+        import torch
+
+        # Half precision overflows at 65504, and loses what it adds up long before.
+        is_half = self.locals[0].dtype in (torch.float16, torch.bfloat16)
+        return torch.stack(torch._foreach_norm(self.locals, 2, dtype=torch.float32 if is_half else None))
 
 
 class PendingNorms:
     """Norms on their way. `values` and `total` are collective where a tensor is sharded."""
 
-    def __init__(self, parts: Mapping[str, _Part]) -> None:
-        self._names = list(parts)
-        self._groups: dict[tuple[Any, tuple[int, ...]], list[int]] = {}
-        for at, part in enumerate(parts.values()):
-            if part.dims:
-                self._groups.setdefault((part.mesh, part.dims), []).append(at)
-        self._order, self._norms = _local_norms([part.local for part in parts.values()])
+    def __init__(self, groups: Sequence[_Alike], names: Sequence[str]) -> None:
+        self._names = names
+        self._groups = [(each, each.norms()) for each in groups]
+        for each in groups:
+            each.locals.clear()  # what is measured may be freed
 
     @property
     def is_sharded(self) -> bool:
         """Whether other ranks hold parts of them."""
-        return bool(self._groups)
+        return any(group.dims for group, _ in self._groups)
 
     def values(self) -> dict[str, float]:
         """Each tensor's norm, by its name. Waits for the device once."""
-        if not self._names:
+        if not self._groups:
             return {}
-        return dict(zip(self._names, self._squares().sqrt().tolist(), strict=True))
+        found: list[float] = self._squares().sqrt().tolist()
+        by_name = dict(zip((name for group, _ in self._groups for name in group.names), found, strict=True))
+        return by_name if len(self._groups) == 1 else {name: by_name[name] for name in self._names}
 
     def total(self) -> float:
         """The norm of all tensors as one vector. Waits for the device once."""
-        if not self._names:
-            return 0.0
-        return float(self._squares().sum().sqrt().item())
+        return float(self._squares().sum().sqrt().item()) if self._groups else 0.0
 
     def _squares(self) -> Tensor:
-        """Their squares, in the order of the names, summed over ranks."""
+        """Their squares, by group, summed over ranks. No tensor is made from numbers here: copying those to a device
+        would be a wait of its own.
+        """
         import torch
 
-        # Squares of float32 norms leave its range beyond 1e19; a device without float64 has to do with that.
-        device = self._norms[0].device
-        wide = torch.float32 if device.type == "mps" else torch.float64
-        found = torch.cat([each.to(device=device, dtype=wide, non_blocking=True) for each in self._norms])
-        squares = torch.empty_like(found)
-        squares[torch.tensor(self._order, device=device)] = found.square()
-        for (mesh, dims), places in self._groups.items():
-            _sum_over(squares, torch.tensor(places, device=device), mesh, dims)
-        return squares
+        device = self._groups[0][1].device
+        found = []
+        for group, norms in self._groups:
+            # Squares of float32 norms leave its range beyond 1e19; a device without float64 has to do with that.
+            wide = torch.float32 if norms.device.type == "mps" else torch.float64
+            squares = norms.to(wide).square()
+            if group.dims:
+                squares = _summed(squares, group.mesh, group.dims)
+            found.append(squares.to(device, non_blocking=True))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def measure(tensors: Mapping[str, Tensor]) -> PendingNorms:
     """Starts the L2 norms of these tensors, as they are now. Waits for nothing; talks to no other rank, except where
     a DTensor is a pending sum (Partial).
     """
-    return PendingNorms({name: _part(tensor.detach()) for name, tensor in tensors.items()})
-
-
-def _part(tensor: Any) -> _Part:
-    mesh, dims = None, tuple[int, ...]()
-    if is_sharded(tensor):
-        tensor = _without_pending_sums(tensor)
-        mesh = tensor.device_mesh
-        dims = tuple(
-            dim
-            for dim, placement in enumerate(tensor.placements)
-            if not placement.is_replicate() and mesh.size(dim) > 1
-        )
-        tensor = tensor.to_local()
-    if tensor.is_sparse:  # the gradient of nn.Embedding(sparse=True)
-        tensor = tensor.coalesce().values()
-    return _Part(tensor, mesh, dims)
-
-
-def _without_pending_sums(tensor: Any) -> Any:
-    if not any(placement.is_partial() for placement in tensor.placements):
-        return tensor
-    from torch.distributed.tensor import Replicate
-
-    return tensor.redistribute(placements=[Replicate() if each.is_partial() else each for each in tensor.placements])
-
-
-def _local_norms(tensors: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-    """One vector of norms for each device and dtype, and the places of its elements among `tensors`."""
     import torch
 
-    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for at, tensor in enumerate(tensors):
-        alike.setdefault((tensor.device, tensor.dtype), []).append(at)
-    norms = []
-    for (_, dtype), places in alike.items():
-        # Half precision overflows at 65504, and loses what it adds up long before.
-        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
-        norms.append(torch.stack(torch._foreach_norm([tensors[at] for at in places], 2, dtype=wide)))
-    return [at for places in alike.values() for at in places], norms
+    groups: dict[tuple[Any, ...], _Alike] = {}
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            local, mesh, dims = _shard_of(tensor) if is_sharded(tensor) else (tensor, None, ())
+            if local.is_sparse:  # the gradient of nn.Embedding(sparse=True)
+                local = local.coalesce().values()
+            key = (local.device, local.dtype, mesh, dims)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _Alike([], [], mesh, dims)
+            group.names.append(name)
+            group.locals.append(local)
+        return PendingNorms(list(groups.values()), list(tensors))
 
 
-def _sum_over(squares: Tensor, places: Tensor, mesh: Any, dims: tuple[int, ...]) -> None:
+def _shard_of(tensor: Any) -> tuple[Tensor, Any, tuple[int, ...]]:
+    """What this rank holds of a DTensor, its mesh, and the dimensions of that which it is to be summed over."""
+    if any(placement.is_partial() for placement in tensor.placements):
+        from torch.distributed.tensor import Replicate
+
+        whole = [Replicate() if each.is_partial() else each for each in tensor.placements]
+        tensor = tensor.redistribute(placements=whole)
+    mesh = tensor.device_mesh
+    dims = tuple(dim for dim, each in enumerate(tensor.placements) if not each.is_replicate() and mesh.size(dim) > 1)
+    return tensor.to_local(), mesh, dims
+
+
+def _summed(squares: Tensor, mesh: Any, dims: tuple[int, ...]) -> Tensor:
     import torch.distributed as dist
 
     # The mesh's groups may know its own device only; with CPU offload the shards lie elsewhere.
-    part = squares[places].to(mesh.device_type)
+    squares = squares.to(mesh.device_type)
     for dim in dims:
-        dist.all_reduce(part, group=mesh.get_group(dim))
-    squares[places] = part.to(squares.device)
+        dist.all_reduce(squares, group=mesh.get_group(dim))
+    return squares
 
 
 def _unwrapped(name: str) -> str:

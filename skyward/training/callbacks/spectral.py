@@ -23,7 +23,7 @@ class PowerIteration:
     Each step multiplies a direction by the matrix and its transpose, which turns it towards the largest singular
     vector: the error falls as (second / first singular value)^4 a step. The direction is kept by the matrix's name;
     the first time it is random (the same for a name everywhere) and takes twice the steps. An estimate is never above
-    the norm but for rounding, and no estimate waits for the device.
+    the norm but for rounding. An estimate waits for the device the first time only, for the direction to get there.
 
     steps: of each estimate, >= 1.
     """
