@@ -22,8 +22,9 @@ __all__ = ["LOADER", "Payload", "code_variables", "script", "write_apt"]
 
 LOADER = (
     "umask 077; tmp=${XDG_CACHE_HOME:-$HOME/.cache}/skyward/tmp; "
-    'mkdir -p "$tmp" && work=$(mktemp -d "$tmp/XXXXXXXX") || exit 1; '
-    'tar -xf - -C "$work" || { rm -rf "$work"; exit 1; }; '
+    'say() { printf "\\001problem %s cannot be written\\n" "$tmp"; exit 1; }; '
+    'mkdir -p "$tmp" && work=$(mktemp -d "$tmp/XXXXXXXX") || say; '
+    'tar -xf - -C "$work" || { rm -rf "$work"; say; }; '
     'exec sh "$work/guard.sh"'
 )
 """Takes the stream and runs it. Everything else comes in the stream, so that no process shows it as an argument. One

@@ -141,7 +141,7 @@ class SSH:
         hosts = self.targets
         if spec.nodes > len(hosts):
             raise NoCapacity(
-                f"ssh: nodes={spec.nodes}, and there are {len(hosts)} hosts: {', '.join(map(str, hosts))}; "
+                f"ssh: nodes={spec.nodes}, and there {_are(len(hosts))}: {', '.join(map(str, hosts))}; "
                 "give more hosts, or ask for fewer nodes"
             )
         names = ", ".join(map(str, hosts))
@@ -210,6 +210,10 @@ def _host(host: object) -> SSHHost:
     return SSHHost(host=match["host"].strip("[]"), user=match["user"], port=port)
 
 
+def _are(hosts: int) -> str:
+    return "is 1 host" if hosts == 1 else f"are {hosts} hosts"
+
+
 def _host_keys(given: str | Sequence[str]) -> HostKeys:
     if given == "known_hosts":
         return HostKeys()
@@ -235,7 +239,7 @@ class _Books:
                 first = [self._host_of[node]] if node in self._host_of else [node]
                 fit = [h for h in (*first, *range(hosts)) if h < hosts and h not in taken | refused]
                 if not fit:
-                    raise NoCapacity(f"ssh: node {node}: none of the {hosts} hosts is free that has not failed")
+                    raise NoCapacity(f"ssh: node {node}: there {_are(hosts)}, and none is free that has not failed")
                 self._host_of[node] = fit[0]
             return {node: self._host_of[node] for node in tried}
 

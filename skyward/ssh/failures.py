@@ -55,6 +55,15 @@ def _final(target: Target, text: str) -> SkywardError:
     return Unreachable(f"ssh {target}: {_last_line(text)}", host=str(target), is_final=True)
 
 
+def _unresolved(target: Target, text: str) -> SkywardError:
+    advice = (
+        f"is the name right? `ssh -G {target.host}` shows what the SSH configuration makes of it. Give an address, a "
+        "name that this machine can resolve, or an alias with a HostName in ~/.ssh/config; behind another host: jump="
+    )
+    is_final = "emporary" not in text  # no name server answers: it may later
+    return Unreachable(f"ssh {target}: {_last_line(text)}; {advice}", host=str(target), is_final=is_final)
+
+
 def _misconfigured(target: Target, text: str) -> SkywardError:
     return UsageError(f"ssh {target}: the SSH configuration: {_last_line(text, first=True)}")
 
@@ -64,7 +73,7 @@ _TABLE: tuple[tuple[str, Callable[[Target, str], SkywardError]], ...] = (
     (r"Host key verification failed|host key is known for", _unknown),
     (r"Permission denied|Too many authentication failures|Authentication failed|No more authentication", _refused),
     (r"Bad configuration option|Bad owner or permissions|terminating, \d+ bad|Unsupported option", _misconfigured),
-    (r"Name or service not known|nodename nor servname|No address associated", _final),
+    (r"Name or service not known|nodename nor servname|No address associated|name resolution", _unresolved),
     (r"Unable to negotiate|no matching .* found|protocol identification|not found: ssh", _final),
     # Refused, timed out, no route, closed while it greets: a machine that boots says all of these.
     (r"", _not_yet),

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hosts.base import clock_library
 from tests.hosts.bed import ROOT
-from tests.hosts.faults import EPSILON_S, Place, client_processes, nothing_runs_on
+from tests.hosts.faults import EPSILON_S, Place, client_processes, nothing_runs_on, pids
 from tests.waiting import until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(120)]
@@ -61,6 +62,7 @@ def deaf():
     hang()
 
 if __name__ == "__main__":
+    say(f"clock {time.time()}")
     with sky.ComputePool(
         provider=sky.SSH(hosts=hosts.split(), config_file=config, lease_s=float(lease_s)),
         nodes=2, image=sky.Image(pip_index_url=index), on_event=told, logs=lambda line: say(line.text.strip()),
@@ -91,7 +93,7 @@ if __name__ == "__main__":
 class Client:
     """A program of its own that has a pool on hosts."""
 
-    def __init__(self, place: Place, folder: Path, what: str, *, lease_s: float) -> None:
+    def __init__(self, place: Place, folder: Path, what: str, *, lease_s: float, clock_s: float = 0.0) -> None:
         script = folder / "client.py"
         script.write_text(PROGRAM)
         names = " ".join(host.name for host in place.hosts)
@@ -101,16 +103,16 @@ class Client:
             stdout=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT), **(_clock(clock_s) if clock_s else {})},
             start_new_session=True,
         )
 
-    def says(self, wanted: str) -> None:
-        """Wait for a line that begins so."""
+    def says(self, wanted: str) -> str:
+        """Wait for a line that begins so; what follows."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(wanted):
-                return
+                return line.removeprefix(wanted).strip()
         pytest.fail(f"it ended and never said {wanted!r}")
 
     def kill(self) -> None:
@@ -118,13 +120,18 @@ class Client:
         self.process.wait()
 
 
+def _clock(offset_s: float) -> dict[str, str]:
+    """The time of day is wrong by so much for a program with these variables, and for those that it starts."""
+    return {"LD_PRELOAD": str(clock_library()), "SKYWARD_TESTS_CLOCK_S": f"{offset_s:.0f}"}
+
+
 @pytest.fixture
 def client_of(runtime: Path) -> Iterator[Callable[..., Client]]:
     """`client_of(place, what, lease_s=...)` starts one."""
     made: list[Client] = []
 
-    def give(place: Place, what: str, *, lease_s: float) -> Client:
-        made.append(Client(place, runtime, what, lease_s=lease_s))
+    def give(place: Place, what: str, **options: float) -> Client:
+        made.append(Client(place, runtime, what, **options))
         return made[-1]
 
     yield give
@@ -134,7 +141,7 @@ def client_of(runtime: Path) -> Iterator[Callable[..., Client]]:
         client.process.wait()
         assert client.process.stdout is not None
         client.process.stdout.close()
-    for pid in [pid for pids in client_processes(runtime).values() for pid in pids]:
+    for pid in [pid for found in client_processes(runtime).values() for pid in found]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -168,6 +175,22 @@ def test_a_client_that_is_killed_leaves_nothing(
     nothing_runs_on(here.hosts, 5.0 + EPSILON_S)
     if moment == "a call":
         until(lambda: not any(client_processes(runtime).values()), PERSIST_S + EPSILON_S)
+
+
+@pytest.mark.parametrize("offset_s", [-400 * 86400.0, 3600.0], ids=["a year ago", "in an hour"])
+def test_a_client_whose_clock_is_wrong_brings_its_nodes_up_keeps_them_and_ends_them(
+    place: Places, client_of: NewClient, offset_s: float
+) -> None:
+    here = place(2)
+    client = client_of(here, "idle", lease_s=3.0, clock_s=offset_s)
+    assert abs(float(client.says("clock ")) - time.time() - offset_s) < 600
+    client.says("running")
+    agents = [pids(host, "agent") for host in here.hosts]
+    assert all(agents)
+    time.sleep(5.0)  # beyond the lease
+    assert [pids(host, "agent") for host in here.hosts] == agents
+    os.kill(client.process.pid, signal.SIGINT)
+    nothing_runs_on(here.hosts)
 
 
 def test_a_client_that_is_killed_has_its_nodes_ended_long_before_their_lease(
@@ -212,9 +235,9 @@ def test_everything_on_this_side_is_killed_at_once(place: Places, client_of: New
     client = client_of(here, "map", lease_s=4.0)
     client.says("running")
     until(lambda: all(client_processes(runtime).values()))
-    for pid in [client.process.pid, *(pid for pids in client_processes(runtime).values() for pid in pids)]:
+    for pid in [client.process.pid, *(pid for found in client_processes(runtime).values() for pid in found)]:
         os.kill(pid, signal.SIGSTOP)
-    for pid in [client.process.pid, *(pid for pids in client_processes(runtime).values() for pid in pids)]:
+    for pid in [client.process.pid, *(pid for found in client_processes(runtime).values() for pid in found)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     nothing_runs_on(here.hosts, 4.0 + EPSILON_S)

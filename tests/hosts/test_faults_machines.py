@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 import skyward as sky
-from skyward.errors import NodeLost, SkywardError
+from skyward.errors import BootstrapFailed, NodeLost, SkywardError
+from tests.hosts.bed import Bed
 from tests.hosts.faults import EPSILON_S, Ledger, Place, gang_of, kill, noted, nothing_runs_on, pids
+from tests.hosts.fixtures import NewHost
+from tests.hosts.host import Host
+from tests.hosts.index import PackageIndex
 from tests.waiting import until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(240)]
@@ -142,6 +147,34 @@ def test_a_pool_does_not_start_where_a_disk_is_full_and_says_so(place: Places, f
     assert any(word in str(caught.value).lower() for word in ("no space", "full", "free")), caught.value
     assert "node 0" in str(caught.value)
     nothing_runs_on([host])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("left_mib", "phase"), [(2, "upload"), (30, "uv"), (75, "packages")])
+def test_a_home_that_fills_up_during_a_bootstrap_is_named_and_the_next_one_goes_on(
+    bed: Bed, new_host: NewHost, package_index: PackageIndex, runtime: Path, left_mib: int, phase: str
+) -> None:
+    host = new_host()
+    here = Place(bed=bed, index=package_index, hosts=[host])
+    image = sky.Image(pip=["numpy"], pip_index_url=package_index.simple)
+    with host.disk_full("/", left_kib=left_mib * 1024), pytest.raises(BootstrapFailed) as caught:
+        sky.ComputePool(provider=here.ssh(), image=image, logs=False).start()
+    said = str(caught.value)
+    assert (caught.value.phase, caught.value.host) == (phase, host.name)
+    assert f"node 0 ({host.name})" in said
+    assert "no space" in said.lower()
+    assert "/root/.cache/skyward" in said
+    assert "free some of its disk" in said
+    nothing_runs_on([host])
+    assert listed(host, "/tmp/skyward-0") == []
+    assert listed(host, "/root/.cache/skyward/tmp") == []
+    with sky.ComputePool(provider=here.ssh(), image=image, logs=False) as pool:
+        assert sky.compute(abs)(-1) >> pool == 1
+    nothing_runs_on([host])
+
+
+def listed(host: Host, path: str) -> list[str]:
+    return [entry.name for entry in host.path(path).iterdir()] if host.path(path).is_dir() else []
 
 
 # Clocks -------------------------------------------------------------------------------------------------------------

@@ -77,6 +77,8 @@ def test_a_field_that_is_not_legal_is_named(fields: dict[str, object], named: st
 
 
 def test_more_nodes_than_hosts_is_no_capacity() -> None:
+    with pytest.raises(NoCapacity, match=r"there is 1 host: gpu1"):
+        SSH(hosts=["gpu1"]).offers(PoolSpec(nodes=2))
     with pytest.raises(NoCapacity, match=r"nodes=3.*2 hosts: gpu1, gpu2"):
         SSH(hosts=["gpu1", "gpu2"]).offers(PoolSpec(nodes=3))
 

@@ -298,6 +298,7 @@ def test_a_name_that_does_not_exist_is_unreachable_for_good(to: Connects, server
     with pytest.raises(Unreachable) as caught:
         to(replace(target_of(server), host="no-such-host.invalid"))
     assert caught.value.is_final or "emporary" in str(caught.value)  # without any name server it is temporary
+    assert "ssh -G no-such-host.invalid" in str(caught.value), "what to do next"
 
 
 def test_a_machine_that_accepts_and_says_nothing_is_given_up_in_time(to: Connects, server: Server) -> None:
