@@ -8,6 +8,7 @@
     skyward offers          sky.ComputePool(...).offers()
     skyward plan            sky.ComputePool(...).plan()
     skyward doctor          skyward.cli.doctor.examine()
+    skyward checkpoint      skyward.training.checkpoint: checkpoints_in(), problems(), ...
     skyward integrations    skyward.cli.integrations.describe()
     skyward train           skyward.training.control
 
@@ -22,11 +23,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from .. import _version, errors
-from . import doctor, down, garbage, integrations, logs, offers, plan, pools, shell, train
+from . import checkpoint, doctor, down, garbage, integrations, logs, offers, plan, pools, shell, train
 
 __all__ = ["main"]
 
-COMMANDS = (pools, down, logs, shell, offers, plan, garbage, doctor, integrations, train)
+COMMANDS = (pools, down, logs, shell, offers, plan, garbage, doctor, integrations, train, checkpoint)
 
 DESCRIPTION = """\
 Decorate a Python function, choose where it runs at the call site, get its value back.

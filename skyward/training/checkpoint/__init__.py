@@ -22,9 +22,11 @@ from typing import Any as _Any
 _MODULES = {
     "coordinator": ("CheckpointCoordinator", "LoadReport", "components_of", "process_groups_of"),
     "files": ("Checkpoints", "FileCheckpoints"),
+    "inspecting": ("Difference", "differences", "problems"),
     "layout": ("checkpoints_in", "latest_checkpoint"),
     "manager": ("CheckpointManager", "RunTerminated"),
     "manifest": ("FileEntry", "Manifest"),
+    "migrate": ("export_checkpoint", "migrate_checkpoint"),
     "patterns": ("SharingPattern", "StateComponent", "ValidationLevel"),
     "retention": ("best_of", "delete_checkpoint", "prune"),
     "rng": ("RNGState", "seed_everything"),

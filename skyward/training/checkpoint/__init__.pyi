@@ -6,12 +6,17 @@ from .coordinator import components_of as components_of
 from .coordinator import process_groups_of as process_groups_of
 from .files import Checkpoints as Checkpoints
 from .files import FileCheckpoints as FileCheckpoints
+from .inspecting import Difference as Difference
+from .inspecting import differences as differences
+from .inspecting import problems as problems
 from .layout import checkpoints_in as checkpoints_in
 from .layout import latest_checkpoint as latest_checkpoint
 from .manager import CheckpointManager as CheckpointManager
 from .manager import RunTerminated as RunTerminated
 from .manifest import FileEntry as FileEntry
 from .manifest import Manifest as Manifest
+from .migrate import export_checkpoint as export_checkpoint
+from .migrate import migrate_checkpoint as migrate_checkpoint
 from .patterns import SharingPattern as SharingPattern
 from .patterns import StateComponent as StateComponent
 from .patterns import ValidationLevel as ValidationLevel
@@ -27,14 +32,15 @@ __all__ = [
     "CheckpointCoordinator",
     "CheckpointManager",
     "Checkpoints",
+    "Difference",
     "FileCheckpoints",
     "FileEntry",
     "LoadReport",
     "Manifest",
     "ModelState",
     "OptimizerState",
-    "RunTerminated",
     "RNGState",
+    "RunTerminated",
     "SharingPattern",
     "StateComponent",
     "ValidationLevel",
@@ -42,7 +48,11 @@ __all__ = [
     "checkpoints_in",
     "components_of",
     "delete_checkpoint",
+    "differences",
+    "export_checkpoint",
     "latest_checkpoint",
+    "migrate_checkpoint",
+    "problems",
     "process_groups_of",
     "prune",
     "seed_everything",

@@ -7,10 +7,12 @@ request, is the commit. A checkpoint that is replaced is there until the new one
 
 from __future__ import annotations
 
-import json
 import os
 import platform
+import re
 import time
+import uuid
+import zlib
 from pathlib import Path
 from typing import Protocol
 
@@ -18,9 +20,9 @@ from .folders import Folder, LocalFolder, flush_folder
 from .layout import OLD, STAGING
 from .manifest import MANIFEST
 
-__all__ = ["LocalStaging", "ObjectStaging", "Staging", "staging_in", "sweep"]
+__all__ = ["LocalStaging", "ObjectStaging", "Staging", "new_token", "staging_in", "sweep"]
 
-_OWNER = ".owner.json"
+_TOKEN = re.compile(r"(?P<host>[0-9a-f]{8})\.(?P<pid>\d+)\.(?P<started>\d*)$")
 _ABANDONED_S = 3600.0
 """Staging of another machine, whose processes cannot be asked for, is left over when nothing was written for so long:
 a save that takes longer writes meanwhile."""
@@ -58,8 +60,6 @@ class LocalStaging:
 
     def begin(self) -> None:
         Path(self.folder.path).mkdir(parents=True)
-        owner = {"host": _host(), "pid": os.getpid(), "started": _started(os.getpid())}
-        Path(self.folder.path, _OWNER).write_text(json.dumps(owner), encoding="ascii")
 
     def flush(self) -> None:
         path = Path(self.folder.path)
@@ -70,7 +70,6 @@ class LocalStaging:
         with self.folder.create(MANIFEST) as file:
             file.write(manifest)
         staged, final = Path(self.folder.path), Path(self._parent.path, self._name)
-        (staged / _OWNER).unlink(missing_ok=True)
         flush_folder(staged)
         replaced = Path(self._parent.path, f"{OLD}{self._name}-{self._token}")
         if final.exists():
@@ -163,21 +162,26 @@ def _sweep_objects(parent: Folder) -> list[str]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    try:
-        owner = json.loads((path / _OWNER).read_text(encoding="ascii"))
-        if owner["host"] == _host():
-            return bool(owner["pid"] != os.getpid() and _started(owner["pid"]) != owner["started"])
-    except (OSError, ValueError, KeyError):
-        pass  # none was written yet, or it was removed for the rename: age decides
+    owner = _TOKEN.search(path.name)
+    if owner is not None and owner["host"] == _host():
+        return _started(int(owner["pid"])) != owner["started"]
     newest = max((each.stat().st_mtime for each in (path, *path.rglob("*"))), default=0.0)
     return time.time() - newest > _ABANDONED_S
 
 
+def new_token() -> str:
+    """Names one save, and the process that makes it: `<random>.<host>.<pid>.<when it began>`. In the name, not in a
+    file: a process may be killed between making a folder and writing to it.
+    """
+    return f"{uuid.uuid4().hex[:12]}.{_host()}.{os.getpid()}.{_started(os.getpid())}"
+
+
 def _host() -> str:
+    """Eight letters, another eight after a reboot."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
     except OSError:
-        return platform.node()
+        return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 def _started(pid: int) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import uuid
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from .commit import new_token
 from .folders import Folder, LocalFolder, folder_at
 from .layout import STAGING, FoundCheckpoint, checkpoints_in, manifest_at
 from .manifest import MANIFEST
@@ -49,7 +49,7 @@ def delete_checkpoint(folder: Folder) -> None:
     """Nobody sees a half of it: it stops being a checkpoint first, in one step."""
     if isinstance(folder, LocalFolder):
         path = Path(folder.path)
-        doomed = path.parent / f"{STAGING}deleted-{uuid.uuid4().hex[:12]}"
+        doomed = path.parent / f"{STAGING}deleted-{new_token()}"
         path.rename(doomed)
         LocalFolder(doomed).remove()
         return

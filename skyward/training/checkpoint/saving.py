@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import Any
 from ..._version import __version__
 from ...errors import UsageError
 from ..agree import Ranks
-from .commit import Staging, staging_in
+from .commit import Staging, new_token, staging_in
 from .folders import folder_at
 from .layout import name_of
 from .leaves import leaves_of
@@ -121,7 +120,7 @@ class _Save:
             summaries={key: summary_of(prints) for key, prints in self._prints.items()},
             sharded=frozenset(key for key, state in self._states.items() if is_sharded(state)),
             name=request.name,
-            token=uuid.uuid4().hex[:12],
+            token=new_token(),
         )
 
     def _pieces(self, topology: Topology, announced: Sequence[_Announced]) -> dict[str, tuple[Piece, ...]]:
@@ -250,7 +249,7 @@ class _Save:
                 "timestamp": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
                 "components": {each.key: _entry(each, files, topology) for each in self._request.components},
                 "checkpoint_id": first.name.removeprefix(name_of("")),
-                "commit_id": first.token,
+                "commit_id": first.token.partition(".")[0],
                 "files": tuple(files),
                 "topology": topology.as_json(),
                 "skyward_version": __version__,

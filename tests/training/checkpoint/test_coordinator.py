@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
@@ -24,6 +23,7 @@ from skyward.training.checkpoint import (
     components_of,
     latest_checkpoint,
 )
+from skyward.training.checkpoint.commit import new_token
 from tests.training.checkpoint.states import Box, part, same, shard
 
 ASSETS = Path(__file__).parent / "assets"
@@ -116,21 +116,18 @@ def test_what_interrupted_saves_left_is_swept_and_what_others_write_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     of_box(tmp_path, Box(shard(1))).save_checkpoint(checkpoint_id=1)
-    gone = tmp_path / ".tmp-checkpoint-2-abandoned"
-    gone.mkdir()
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    (gone / ".owner.json").write_text(json.dumps({"host": boot, "pid": os.getpid() + 100_000_000, "started": "1"}))
-    mine = tmp_path / ".tmp-checkpoint-3-running"
-    mine.mkdir()
-    (mine / ".owner.json").write_text(json.dumps({"host": boot, "pid": os.getpid(), "started": "1"}))
-    elsewhere = tmp_path / ".tmp-checkpoint-4-elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / ".owner.json").write_text(json.dumps({"host": "another", "pid": 1, "started": "1"}))
+    token = new_token()
+    random, host, pid, began = token.split(".")
+    gone = tmp_path / f".tmp-checkpoint-2-{random}.{host}.{int(pid) + 100_000_000}.{began}"
+    mine = tmp_path / f".tmp-checkpoint-3-{token}"
+    elsewhere = tmp_path / f".tmp-checkpoint-4-{random}.00000000.1.1"
+    for each in (gone, mine, elsewhere):
+        each.mkdir()
     os.rename(tmp_path / "checkpoint-1", tmp_path / ".old-checkpoint-1-abc")
     with caplog.at_level(logging.INFO):
         of_box(tmp_path, Box(shard(2))).save_checkpoint(checkpoint_id=9)
     assert sorted(os.listdir(tmp_path)) == sorted([mine.name, elsewhere.name, "checkpoint-1", "checkpoint-9"])
-    assert ".tmp-checkpoint-2-abandoned" in caplog.text
+    assert gone.name in caplog.text
 
 
 class Custom:

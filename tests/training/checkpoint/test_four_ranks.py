@@ -15,6 +15,7 @@ from tests.training.checkpoint.crew import Said, error_of, run_cases
 from tests.training.checkpoint.states import Box, Refuses, Unwritable, part, same, shard
 
 WORLD = 4
+ASSETS = Path(__file__).parent / "assets"
 
 
 def coordinator(ranks: Any, folder: Path, *components: StateComponent, **options: Any) -> CheckpointCoordinator:
@@ -200,7 +201,21 @@ def saved_by_four(ranks: Any, folder: Path) -> Any:
     return coordinator(ranks, folder, *components, groups={"dp": [[0, 2], [1, 3]]}).save_checkpoint(checkpoint_id=4)
 
 
+def a_checkpoint_of_version_1(ranks: Any, folder: Path) -> Any:
+    """Each rank gets its own group's, node's and rank's state."""
+    boxes = {key: Box(None) for key in ("model", "trainer", "scheduler", "rng", "cache")}
+    patterns = dict(zip(boxes, ("per_group", "global", "replicated", "per_rank", "per_node"), strict=True))
+    components = [part(key, box, patterns[key], "dp" if key == "model" else None) for key, box in boxes.items()]
+    old = coordinator(ranks, ASSETS / "v1", *components, groups={"dp": [[0, 2], [1, 3]]})
+    report = old.load_checkpoint()
+    generator = torch.Generator().manual_seed(ranks.rank % 2)
+    is_mine = torch.equal(boxes["model"].state["weight"], torch.randn(3, 2, generator=generator))
+    rest = {key: box.state for key, box in boxes.items() if key != "model"}
+    return report.manifest.format_version, is_mine, rest
+
+
 CASES = [
+    a_checkpoint_of_version_1,
     every_pattern,
     a_rank_that_raises,
     a_rank_that_cannot_write,
@@ -348,3 +363,14 @@ def test_another_world_loads_what_it_can_and_refuses_the_rest(said: Said) -> Non
     rng = part("rng", RNGState(), "per_rank", required=False)
     report = CheckpointCoordinator([model, rng]).load_checkpoint(path, strict=False)
     assert list(report.skipped) == ["rng"]
+
+
+def test_a_checkpoint_of_version_1_is_read_by_each_rank_as_its_own(said: Said) -> None:
+    assert said["a_checkpoint_of_version_1"] == [
+        (
+            1,
+            True,
+            {"trainer": {"step": 7}, "scheduler": {"lr": 0.5}, "rng": {"seed": rank}, "cache": {"node": rank // 2}},
+        )
+        for rank in range(4)
+    ]

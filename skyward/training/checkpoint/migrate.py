@@ -1,0 +1,230 @@
+"""Other layouts into ours, and ours into others'. Nothing is loaded that could run code; sources are not changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..._version import __version__
+from ...errors import CheckpointNotFound, UsageError
+from .commit import new_token, staging_in
+from .folders import Folder, HashingFile, folder_at
+from .inspecting import states_in
+from .layout import PREFIX, manifest_at
+from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
+from .writer import write_state
+
+__all__ = ["ExportFormat", "export_checkpoint", "migrate_checkpoint"]
+
+ExportFormat = Literal["safetensors", "torch", "dcp"]
+_CHUNK = 8 << 20
+_HF_FILES = {"optimizer.pt": "optimizer", "scheduler.pt": "scheduler", "scaler.pt": "scaler"}
+_HF_ONLY = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+
+
+def migrate_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    keys: Mapping[str, str] | None = None,
+) -> str:
+    """Writes a checkpoint of another layout as one of ours, at `target`, and gives its path. It knows
+
+    - folders of `<key>_state[_rank_<r>|_group_...|_node_...].pt`, with a manifest of version 1 or without one,
+    - Hugging Face's: weights, optimizer.pt, scheduler.pt, scaler.pt (what it keeps of its own run stays behind),
+    - torch.distributed.checkpoint's: its top-level dicts become components, or all of it is `model`.
+
+    keys: new names of components, by their old ones.
+    Raises: CheckpointNotFound for what is none of these.
+    """
+    folder = folder_at(source)
+    names = folder.names()
+    if ".metadata" in names:
+        return _write(target, _of_dcp(folder), metadata={"migrated_from": "dcp"}, keys=keys or {})
+    if MANIFEST not in names and any(each in names for each in (*_HF_ONLY, *_HF_FILES)):
+        return _write(target, _of_hf(folder, names), metadata=_hf_metadata(folder, names), keys=keys or {})
+    manifest = manifest_at(folder)
+    parts = [_Part.copied(folder, each, manifest.components[each.component]) for each in manifest.files]
+    return _write(target, parts, metadata=manifest.metadata, keys=keys or {}, world_size=manifest.world_size)
+
+
+def export_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: ExportFormat = "safetensors",
+    components: tuple[str, ...] = ("model",),
+    allow_pickle: bool = False,
+) -> str:
+    """Writes components of a checkpoint for others to read, and gives the path.
+
+    to: "safetensors": `target/model.safetensors`, which `from_pretrained` reads beside a config.json; "torch": one
+        file `target` with a dict of the states by their keys; "dcp": a folder of torch.distributed.checkpoint.
+    Raises: CheckpointNotFound for a component that is not there; UsageError for one that each rank has its own of.
+    """
+    states = states_in(source, allow_pickle=allow_pickle)
+    chosen: dict[str, Any] = {}
+    for key in components:
+        if key not in states:
+            several = [name for name in states if name.startswith(f"{key}[")]
+            if several:
+                raise UsageError(f"{key}: has {len(several)} states ({several[0]}, ...); name one of them")
+            raise CheckpointNotFound(f"{source}: has no {key!r}; it has {sorted(states)}", path=os.fspath(source))
+        chosen[key] = states[key]()
+    path = Path(target)
+    if to == "safetensors":
+        for key, state in chosen.items():
+            write_state(folder_at(path), f"{key}.safetensors", state, kind="safetensors")
+    elif to == "torch":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(chosen, path)
+    else:
+        import warnings
+
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            save(chosen, checkpoint_id=str(path), no_dist=True)
+    return str(path)
+
+
+class _Part:
+    """One file of the new checkpoint, and how it is filled."""
+
+    def __init__(
+        self, entry: FileEntry, component: ComponentEntry, fill: Callable[[Folder, FileEntry], FileEntry]
+    ) -> None:
+        self.entry, self.component, self.fill = entry, component, fill
+
+    @classmethod
+    def copied(cls, source: Folder, entry: FileEntry, component: ComponentEntry) -> _Part:
+        """Byte by byte: a pickle is not loaded."""
+
+        def fill(folder: Folder, new: FileEntry) -> FileEntry:
+            with folder.create(new.path) as file, source.open(entry.path) as old:
+                shutil.copyfileobj(old, file, _CHUNK)
+            return _filled(new, file)
+
+        return cls(entry, component, fill)
+
+    @classmethod
+    def made(cls, key: str, state: Any, *, kind: str = "torch") -> _Part:
+        def fill(folder: Folder, new: FileEntry) -> FileEntry:
+            size, digest = write_state(folder, new.path, state, kind=kind)
+            return replace(new, bytes=size, digest=digest)
+
+        name = f"{key}_state.pt" if kind == "torch" else f"{key}.{kind}"
+        return cls(_entry(name, key, kind), _component(key), fill)
+
+
+def _write(
+    target: str | os.PathLike[str],
+    parts: list[_Part],
+    *,
+    metadata: Mapping[str, Any],
+    keys: Mapping[str, str],
+    world_size: int = 1,
+) -> str:
+    parent, name = folder_at(target).parent()
+    staging = staging_in(parent, name, new_token())
+    staging.begin()
+    files: list[FileEntry] = []
+    components: dict[str, ComponentEntry] = {}
+    try:
+        for part in parts:
+            key = keys.get(part.entry.component, part.entry.component)
+            old = f"{part.entry.component}_state"
+            path = part.entry.path
+            if path.startswith(old):
+                path = f"{key}_state{path.removeprefix(old)}"
+            entry = part.fill(staging.folder, replace(part.entry, component=key, path=path))
+            files.append(replace(entry, path=staging.prefix + path))
+            size = entry.bytes + (components[key].size_bytes if key in components else 0)
+            components[key] = replace(part.component, key=key, size_bytes=size)
+        staging.flush()
+        text = name.removeprefix(PREFIX)
+        manifest = Manifest(
+            checkpoint_path=name,
+            world_size=world_size or 1,
+            timestamp=datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            components=components,
+            checkpoint_id=text,
+            commit_id=uuid.uuid4().hex[:12],
+            step=int(text) if text.isdigit() else metadata.get("global_step"),
+            files=tuple(files),
+            skyward_version=__version__,
+            pytorch_version=torch.__version__,
+            metadata=dict(metadata),
+        )
+        return staging.commit(manifest.to_json())
+    except BaseException:
+        staging.discard()
+        raise
+
+
+def _of_dcp(folder: Folder) -> list[_Part]:
+    import tempfile
+
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    with tempfile.TemporaryDirectory() as scratch:
+        dcp_to_torch_save(folder.path, Path(scratch, "state.pt"))
+        state = torch.load(Path(scratch, "state.pt"), map_location="cpu", weights_only=True)
+    if state and all(isinstance(each, dict) for each in state.values()):
+        return [_Part.made(str(key), each) for key, each in state.items()]
+    return [_Part.made("model", state)]
+
+
+def _of_hf(folder: Folder, names: list[str]) -> list[_Part]:
+    parts = []
+    if "model.safetensors.index.json" in names:
+        with folder.open("model.safetensors.index.json") as file:
+            shards = sorted(set(json.loads(file.read())["weight_map"].values()))
+        for name in ("model.safetensors.index.json", *shards):
+            entry = _entry(name, "model", "safetensors" if name.endswith(".json") else "shard")
+            parts.append(_Part.copied(folder, entry, _component("model")))
+    elif "model.safetensors" in names:
+        parts.append(_Part.copied(folder, _entry("model.safetensors", "model", "safetensors"), _component("model")))
+    elif "pytorch_model.bin" in names:
+        parts.append(_renamed(folder, "pytorch_model.bin", "model"))
+    return [*parts, *(_renamed(folder, name, key) for name, key in _HF_FILES.items() if name in names)]
+
+
+def _renamed(folder: Folder, name: str, key: str) -> _Part:
+    def fill(into: Folder, new: FileEntry) -> FileEntry:
+        with into.create(new.path) as file, folder.open(name) as old:
+            shutil.copyfileobj(old, file, _CHUNK)
+        return _filled(new, file)
+
+    return _Part(_entry(f"{key}_state.pt", key, "torch"), _component(key), fill)
+
+
+def _hf_metadata(folder: Folder, names: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"migrated_from": "transformers"}
+    if "trainer_state.json" in names:
+        with folder.open("trainer_state.json") as file:
+            state = json.loads(file.read())
+        found |= {key: state[key] for key in ("global_step", "epoch", "best_metric") if key in state}
+    return found
+
+
+def _filled(entry: FileEntry, file: HashingFile) -> FileEntry:
+    return replace(entry, bytes=file.bytes, digest=file.digest)
+
+
+def _entry(name: str, key: str, kind: str) -> FileEntry:
+    return FileEntry(path=name, component=key, index=0, rank=0, members=(0,), bytes=0, digest="", format=kind)
+
+
+def _component(key: str) -> ComponentEntry:
+    return ComponentEntry(key=key, sharing_pattern="global", ranks=(0,), size_bytes=0)

@@ -1,0 +1,200 @@
+"""A rank is killed, or its disk is full, at every step of a save: nothing hangs, and the run goes on to the bit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from skyward.errors import CheckpointError, CheckpointSaveFailed
+from skyward.training.checkpoint import CheckpointCoordinator, RNGState, checkpoints_in, problems
+from tests.training.checkpoint.states import Box, part, same, shard
+
+WORLD = 2
+STEPS = 6
+
+
+class Walk:
+    """A training whose steps use the generator: what a rank has depends on every step before."""
+
+    def __init__(self, rank: int) -> None:
+        self.position = torch.zeros(300) + rank
+        self.step = 0
+
+    def advance(self) -> None:
+        self.position = self.position * 0.9 + torch.randn(300)
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position, self.step = state["position"], state["step"]
+
+
+class Suicide:
+    """Counts what this process does to files in a folder, and kills it before the one whose turn it is."""
+
+    def __init__(self, folder: str, at: int | None) -> None:
+        self.folder, self.at, self.count = folder, at, 0
+        sys.addaudithook(self._audit)
+        self._fsync = os.fsync
+        os.fsync = self._counted_fsync  # type: ignore[assignment]  # no audit event tells of it
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+            return
+        if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax")):
+            return
+        if str(arguments[0]).startswith(self.folder):
+            self._turn()
+
+    def _counted_fsync(self, descriptor: Any) -> None:
+        self._turn()
+        self._fsync(descriptor)
+
+    def _turn(self) -> None:
+        if self.count == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
+
+
+def _run(rank: int, meeting: str, folder: str, victim: int | None, at: int | None, answers: Any) -> None:
+    """Resumes, goes on to the last step with a save at every second, says where it got to."""
+    import torch.distributed as dist
+
+    from skyward.training import TorchRanks
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
+    ranks = TorchRanks(timeout_s=30.0)
+    torch.manual_seed(rank)
+    walk = Walk(rank)
+    components = [
+        part("model", walk, "per_rank"),
+        part("shared", Box(shard(0)), "replicated", validate_replication=True),
+        part("rng", RNGState(), "per_rank"),
+    ]
+    run = CheckpointCoordinator(components, None, ranks, folder)
+    if run.latest() is not None:
+        run.load_checkpoint()
+    counting = Suicide(folder, at if rank == victim else None)
+    try:
+        while walk.step < STEPS:
+            walk.advance()
+            if walk.step % 2 == 0:
+                run.save_checkpoint(checkpoint_id="last" if walk.step == 4 else walk.step)  # replaced below
+                if walk.step == 4:
+                    run.save_checkpoint(checkpoint_id="last")
+        answers.put((rank, "done", counting.count, walk.position.tolist()))
+    except CheckpointError as error:
+        answers.put((rank, type(error).__name__, counting.count, str(error)))
+    answers.close()
+    answers.join_thread()
+    os._exit(0)
+
+
+def _world(folder: Path, victim: int | None = None, at: int | None = None) -> list[Any]:
+    """What the ranks said, by rank; None of one that was killed. Raises: where one does not end within 60 seconds."""
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    meeting = f"{folder}.meeting-{victim}-{at}-{os.getpid()}-{len(list(folder.parent.iterdir()))}"
+    ranks = [
+        context.Process(target=_run, args=(rank, meeting, str(folder), victim, at, answers)) for rank in range(WORLD)
+    ]
+    for process in ranks:
+        process.start()
+    said: list[Any] = [None] * WORLD
+    try:
+        for _ in range(WORLD - (victim is not None)):
+            answer = answers.get(timeout=60)
+            said[answer[0]] = answer[1:]
+        for process in ranks:
+            process.join(60)
+            assert process.exitcode is not None
+    finally:
+        for process in ranks:
+            process.kill()
+    return said
+
+
+def _lead(folder: str, answers: Any) -> None:
+    """In a process of its own, which forks the ranks: every point of every rank, then the run goes on."""
+    import torch.distributed
+
+    torch.set_num_threads(1)
+    base = Path(folder)
+    whole = _world(base / "whole")
+    ends = [each[2] for each in whole]
+    points = [(rank, at) for rank in range(WORLD) for at in range(whole[rank][1])]
+    for rank, at in points:
+        run = base / f"killed-{rank}-{at}"
+        killed = _world(run, rank, at)
+        damaged = [text for each in checkpoints_in(run) for text in problems(each.path)]
+        resumed = _world(run)
+        left = sorted(each.name for each in run.iterdir() if not each.name.startswith("checkpoint-"))
+        is_same = [each[2] for each in resumed] == ends
+        answers.put((rank, at, [each and each[0] for each in killed], damaged, is_same, left))
+    answers.put(len(points))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rank_killed_at_any_write_of_a_save_costs_no_checkpoint(tmp_path: Path) -> None:
+    """And the others are told, and the run that goes on ends as one that was never killed."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    leader = context.Process(target=_lead, args=(str(tmp_path), answers))
+    leader.start()
+    seen = 0
+    try:
+        while not isinstance(answer := answers.get(timeout=120), int):
+            rank, at, killed, damaged, is_same, left = answer
+            where = f"rank {rank} killed at {at}"
+            assert killed[rank] is None, where
+            assert killed[1 - rank] in ("CheckpointSaveFailed", "CheckpointError"), where
+            assert damaged == [], where
+            assert is_same, where
+            assert left == [], where
+            seen += 1
+        leader.join(30)
+    finally:
+        leader.kill()
+    assert seen == answer
+    assert seen > 60
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.root
+def test_a_full_disk_fails_the_save_and_keeps_the_last_checkpoint(small_disk: Path) -> None:
+    box = Box(shard(1, size=30_000))
+    run = CheckpointCoordinator([part("model", box, "global")], output_dir=small_disk)
+    run.save_checkpoint(checkpoint_id=1)
+    box.state = shard(2, size=80_000)
+    for _ in range(2):
+        with pytest.raises(CheckpointSaveFailed, match="No space left on device"):
+            run.save_checkpoint(checkpoint_id=1)
+        assert [each.name for each in small_disk.iterdir()] == ["checkpoint-1"]
+    run.load_checkpoint()
+    assert same(box.state, shard(1, size=30_000))
