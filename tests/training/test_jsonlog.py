@@ -400,6 +400,20 @@ def test_a_second_run_in_a_folder_takes_the_name_and_the_first_one_can_still_be_
     assert others == ["second"]
 
 
+def test_a_checkpoint_that_is_made_behind_the_end_knows_the_file(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "a")
+    run.begin()
+    run.step(loss=1.0)
+    run.end()
+    checkpoint = run.save()
+    run = run_of(tmp_path / "b")
+    run.resume(checkpoint)
+    run.begin()
+    run.step(loss=2.0)
+    run.end()
+    assert steps_in(tmp_path / "a") == [1, 2, 2]
+
+
 def test_a_run_that_had_logged_nothing_takes_no_record_from_another(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     run.begin()

@@ -99,7 +99,6 @@ class JsonLogWriter:
         if array is not None:
             self._flush(array)
             array.close()
-        self.log_path = None
         self._unwritten.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,7 +185,7 @@ class JsonLogger(TrainerCallback):
 
     @property
     def log_path(self) -> Path | None:
-        """The file, while it is open."""
+        """The file, once training has begun."""
         return self._writer.log_path
 
     def on_train_begin(self, args: Any, state: Any, **kwargs: Any) -> None:
