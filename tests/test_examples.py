@@ -136,6 +136,10 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"digits-\d+: it is saved and has ended, at step \d+",
         r"rank 0 ended at step \d+, rank 1 at the same: True",
         r"2 checkpoints, the last of step \d+: True",
+    "22_same_callbacks": (
+        r"step \d+: \d\.\d\d\n(?:.*\n)*with_transformers: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\n",
+        r"step \d+: \d\.\d\d\n(?:.*\n)*with_lightning: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.ckpt\n",
+        r"step \d+: \d\.\d\d\n(?:.*\n)*with_keras: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.weights\.h5\n",
     ),
 }
 # Warnings are errors in examples too, but for these of frameworks.
@@ -145,9 +149,16 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
         "ignore:The 'train_dataloader' does not have many workers:UserWarning",  # where there are many cores
         "ignore:The 'val_dataloader' does not have many workers:UserWarning",
     ),
+    "22_same_callbacks": (
+        "ignore:`isinstance(treespec:FutureWarning",
+        "ignore:The 'train_dataloader' does not have many workers:UserWarning",
+        "ignore:The 'val_dataloader' does not have many workers:UserWarning",
+        "ignore:__array__ implementation doesn:DeprecationWarning",  # Keras 3.15 gives numpy 2 what it has given up
+    ),
 }
 SLOW = {
     "07_grid_search": "210 fits, half of them without skyward",
+    "22_same_callbacks": "three frameworks, and TensorFlow, which Keras imports where it is",
     "13_tensorflow": "four processes import TensorFlow; 12_keras_digits does so, too",
 }
 

@@ -248,7 +248,8 @@ class _Fit:
         return logs
 
     def save(self, folder: str, step: int) -> None:
-        self._trainer.save_checkpoint(os.path.join(folder, f"checkpoint-{step}.ckpt"))  # `saved` follows, see attach
+        path = os.path.join(folder, f"checkpoint-{step}.ckpt")
+        self._trainer.save_checkpoint(path, weights_only=False)  # `saved` follows, see attach
 
     def stop(self) -> None:
         self._trainer.should_stop = True
