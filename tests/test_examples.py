@@ -136,6 +136,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"digits-\d+: it is saved and has ended, at step \d+",
         r"rank 0 ended at step \d+, rank 1 at the same: True",
         r"2 checkpoints, the last of step \d+: True",
+    ),
     "22_same_callbacks": (
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_transformers: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\n",
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_lightning: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.ckpt\n",
