@@ -206,6 +206,8 @@ class LightningTranslation:
         args.num_train_epochs = state.num_train_epochs = epochs
         args.gradient_accumulation_steps = trainer.accumulate_grad_batches
         args.eval_strategy = "epoch" if trainer.enable_validation else "no"
+        if args.eval_strategy == "epoch" and trainer.val_check_interval != 1.0:
+            args.eval_strategy, state.eval_steps = "steps", 0  # of batches, and of each epoch: no cadence in steps
         args.save_strategy = "epoch" if trainer.checkpoint_callback is not None else "no"
         args.disable_tqdm = trainer.progress_bar_callback is None
         args.resume_from_checkpoint = trainer.ckpt_path

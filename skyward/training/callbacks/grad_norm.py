@@ -20,13 +20,12 @@ class GradNormLogger(TrainerCallback):
     """Writes the L2 norm of each parameter's gradient to `gradient_norms.json` in `args.logging_dir`, at evaluations.
 
     They are those of the step before the evaluation, after clipping: records `grad_norms`, by parameter; one without
-    a gradient is not in it. Under Lightning they are from before clipping, which comes later there; where a
-    GradScaler's gradients are not clipped by Hugging Face's Trainer, they are scaled.
+    a gradient is not in it. Hugging Face's Trainer with fp16 and without clipping has scaled gradients then.
 
     Norms are started in the step that an evaluation follows, a few kernels for all parameters, and waited for at the
-    evaluation, once. Other steps cost nothing; where it cannot be foreseen which step that is (by epochs of a loader
-    without a length), each step starts norms, and none waits. An evaluation that somebody asks for between two has no
-    record.
+    evaluation, once; other steps cost nothing. Where it cannot be foreseen which step that is (by epochs of a loader
+    without a length), each step starts norms, and none waits. So it is after an evaluation that was not foreseen,
+    which itself has no record.
 
     Rank 0 measures alone; where gradients are sharded (DTensors) every rank measures its part.
     It warns once and does nothing where there are no gradients to see: the optimizer runs within the backward pass,
@@ -41,9 +40,11 @@ class GradNormLogger(TrainerCallback):
         self._is_off = True
         self._pending: PendingNorms | None = None
         self._pending_step = -1
+        self._has_stepped = False
+        self._foresees = True
 
     def on_train_begin(self, args: Any, state: Any, model: Any = None, ranks: Ranks | None = None, **_: Any) -> None:
-        self._pending = None
+        self._pending, self._has_stepped = None, False
         self._is_off = getattr(args, "logging_dir", None) is None
         if self._is_off:
             return
@@ -61,7 +62,10 @@ class GradNormLogger(TrainerCallback):
         ranks: Ranks | None = None,
         **_: Any,
     ) -> None:
-        if self._is_off or evaluation_follows(args, state, control, train_dataloader) is False:
+        self._has_stepped = True
+        if self._is_off:
+            return
+        if self._foresees and evaluation_follows(args, state, control, train_dataloader) is False:
             return
         self._pending, self._pending_step = None, state.global_step + 1
         parameters = dict(named_parameters(model))
@@ -75,7 +79,10 @@ class GradNormLogger(TrainerCallback):
 
     def on_evaluate(self, state: Any, ranks: Ranks | None = None, **_: Any) -> None:
         pending, self._pending = self._pending, None
-        mine = pending if self._pending_step == state.global_step else None
+        is_current = self._pending_step == state.global_step
+        # The schedule is not what it says: Lightning's val_check_interval, an evaluation that was asked for.
+        self._foresees = self._foresees and (is_current or not self._has_stepped)
+        mine = pending if is_current else None
         votes = (ranks or Alone()).exchange(None if mine is None else mine.is_sharded)
         # Sharded norms are added up by all or by none.
         if mine is None or (mine.is_sharded and None in votes):
@@ -84,6 +91,7 @@ class GradNormLogger(TrainerCallback):
         self._writer.write_record(state.global_step, state.epoch, {"grad_norms": norms})
 
     def on_train_end(self, **_: Any) -> None:
+        self._is_off = True  # a later evaluate() is of no step
         self.close()
 
     def close(self) -> None:
@@ -91,10 +99,11 @@ class GradNormLogger(TrainerCallback):
         self._writer.close()
 
     def state_dict(self) -> dict[str, Any]:
-        return self._writer.state_dict()
+        return {"writer": self._writer.state_dict(), "foresees": self._foresees}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._writer.load_state_dict(state_dict)
+        self._writer.load_state_dict(state_dict["writer"])
+        self._foresees = bool(state_dict["foresees"])
 
     def _leave_out(self, reason: str | None) -> None:
         self._is_off = reason is not None

@@ -98,9 +98,32 @@ def test_evaluations_by_epochs_have_their_records(tmp_path: Path) -> None:
     assert [each["global_step"] for each in records(tmp_path, "gradient_norms.json")] == [3, 6]
 
 
-def test_an_evaluation_that_nobody_foresaw_gets_no_stale_norms(tmp_path: Path) -> None:
-    SmallRun(tmp_path, [GradNormLogger()], max_steps=4, evaluates_also_at=(3,)).train()
+def test_an_evaluation_that_nobody_foresaw_has_no_record_and_the_next_such_has(tmp_path: Path) -> None:
+    run = SmallRun(tmp_path, [GradNormLogger()], max_steps=8, eval_steps=4, evaluates_also_at=(1, 3)).train()
+    found = records(tmp_path, "gradient_norms.json")
+    assert [each["global_step"] for each in found] == [3, 4, 8]
+    for each in found:
+        assert each["grad_norms"] == pytest.approx(run.gradients[each["global_step"]], rel=1e-6)
+
+
+def test_two_evaluations_at_a_step_are_one_record_and_one_before_the_first_step_is_none(tmp_path: Path) -> None:
+    """Of several data sets; and `eval_on_start`."""
+    callback = GradNormLogger()
+    run = SmallRun(tmp_path, [callback], max_steps=4)
+
+    class Again(TrainerCallback):
+        def on_train_begin(self, **kwargs: Any) -> None:
+            run.fire("on_evaluate", metrics={})
+
+        def on_log(self, **kwargs: Any) -> None:
+            if run.state.global_step == 2:
+                run.fire("on_evaluate", metrics={})
+
+    run.handler.add(Again())
+    run.train()
+    run.fire("on_evaluate", metrics={})  # when training is over
     assert [each["global_step"] for each in records(tmp_path, "gradient_norms.json")] == [2, 4]
+    assert callback.state_dict()["foresees"] is True
 
 
 def test_a_parameter_without_a_gradient_is_not_in_the_record(tmp_path: Path) -> None:
