@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,33 @@ def idle(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def listening() -> set[str]:
-    """Sockets of the network that any process of this machine listens on."""
-    lines = [line.split() for name in ("tcp", "tcp6") for line in lines_of(Path(f"/proc/net/{name}"))]
-    return {line[1] for line in lines if line[3] == "0A"}
+def listening(pid: int) -> set[str]:
+    """Sockets of the network that a process listens on."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in lines_of(Path(f"/proc/{pid}/net/{name}"))]
+    links = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(fd))
+    return {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in links}
+
+
+@pytest.fixture(autouse=True)
+def _stopped(pool: sky.ComputePool) -> Iterator[None]:
+    """A test that fails leaves no run to the others."""
+    yield
+    engine = pool._engine
+    if engine is not None:
+        engine.cancel_all()
+        engine.wait_stopped()
 
 
 def test_a_call_is_looked_at_saved_and_stopped_and_no_port_is_opened(pool: sky.ComputePool) -> None:
-    before = listening()
     future = train() > pool
     control = pool.control(future)
     status = control.status()
     assert status.status == "running"
     assert (status.ranks[0]["pid"], status.world_size) != (os.getpid(), 1)
-    assert listening() <= before
+    assert not listening(status.ranks[0]["pid"])
     until(lambda: control.status().global_step > status.global_step)
     save = control.save(wait_s=10)
     assert save.state == "executed"
@@ -206,6 +219,7 @@ def test_http_is_opened_in_a_call_where_it_is_asked_for(pool: sky.ComputePool) -
 
     future = train(job_id="asked-for", enable_http=True, port=0) > pool
     until(lambda: "asked-for" in [each.job_id for each in runs()])
+    assert len(listening(pool.control(future).status().ranks[0]["pid"])) == 1
     assert find("asked-for").status().job_id == pool.control(future).status().job_id
     assert find("asked-for").stop(wait_s=10).state == "executed"
     future.result()

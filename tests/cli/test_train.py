@@ -16,7 +16,7 @@ import pytest
 
 import skyward as sky
 from skyward.cli import main
-from skyward.control import RunStatus
+from skyward.control import Client, RunStatus
 from skyward.training.control import TrainerControlCallback, find, runs
 from skyward.training.control.watch import screen, watch
 from tests.training.control.run import Run, run_in_thread
@@ -105,10 +105,17 @@ def test_mistakes_are_said_without_a_traceback(capsys: pytest.CaptureFixture[str
 
 
 def test_watch_writes_lines_where_there_is_no_terminal_until_the_run_ends(
-    run: Run, capsys: pytest.CaptureFixture[str]
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     until(lambda: run.state.global_step > 20)
-    run.max_steps = run.state.global_step + 100
+    real = Client.status
+
+    def status(client: Client) -> RunStatus:
+        found = real(client)
+        run.max_steps = min(run.max_steps, found.global_step + 100)  # it is watched now: it may end
+        return found
+
+    monkeypatch.setattr(Client, "status", status)
     *lines, last = said(capsys, "watch", "job", "--every", "0.05").splitlines()
     steps = [int(line.split()[1].partition("/")[0]) for line in lines]
     assert steps == list(range(10, steps[-1] + 1, 10))
