@@ -494,12 +494,18 @@ def test_a_run_goes_on_in_its_original_folder_and_finds_it_where_all_was_moved(t
     assert [each["loss"] for each in records_in(tmp_path / "moved")] == [1.0, 3.0]
 
 
-def test_a_checkpoint_without_our_state_goes_on_in_a_copy(tmp_path: Path) -> None:
+def test_a_checkpoint_without_our_state_goes_on_in_a_copy_where_records_are_dropped(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     run.begin()
-    for _ in range(3):
+    run.step(loss=1.0)
+    run.handler.close()
+    run = run_of(tmp_path)
+    run.state.global_step = 1
+    run.begin()
+    for _ in range(2):
         run.step(loss=1.0)
     run.handler.close()
+    assert os.listdir(tmp_path) == ["trainer_logs.json"]
     run = run_of(tmp_path)
     run.state.global_step = 2
     run.begin()

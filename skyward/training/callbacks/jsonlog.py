@@ -126,9 +126,7 @@ class JsonLogWriter:
         """The records that stay, and `log_path` where the run's own file goes on."""
         self.log_path = None
         if self._loaded is None:
-            # Another framework's checkpoint may not have our state. The file is then most likely this run's; it is
-            # copied instead of cut, so that nothing is lost should it not be.
-            return _until(global_step, self._read(wanted)) if global_step > 0 and wanted.is_file() else []
+            return self._go_on_unknown(wanted, global_step) if global_step > 0 and wanted.is_file() else []
         named = self._loaded.get("log_path")
         if not named or self._loaded.get("started", 0) is None:
             return []  # a checkpoint of before the first record: all is logged again
@@ -141,6 +139,16 @@ class JsonLogWriter:
             return _until(global_step, self._read(path))
         self.log_path = path
         return _until(global_step, self._read(path))
+
+    def _go_on_unknown(self, wanted: Path, global_step: int) -> list[Record]:
+        """For a checkpoint without our state. The file is most likely this run's; where records of it would be
+        dropped it is copied instead, so that nothing is lost should it not be.
+        """
+        found = self._read(wanted)
+        kept = _until(global_step, found)
+        if len(kept) == len(found) and not is_being_written(wanted):
+            self.log_path = wanted
+        return kept
 
     def _own_file(self, named: Path, wanted: Path) -> Path | None:
         """This run's file, brought back to its name where a later run took that."""
