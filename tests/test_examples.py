@@ -157,6 +157,8 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
         "ignore:__array__ implementation doesn:DeprecationWarning",  # Keras 3.15 gives numpy 2 what it has given up
     ),
 }
+# An end for one that hangs. What takes 20 s alone has taken 110 s on two cores that ten processes wanted.
+pytestmark = pytest.mark.timeout(300)
 SLOW = {
     "07_grid_search": "210 fits, half of them without skyward",
     "22_same_callbacks": "three frameworks, and TensorFlow, which Keras imports where it is",
@@ -175,7 +177,7 @@ def run_example(path: Path) -> subprocess.CompletedProcess[str]:
     warnings = ",".join(("error", *FOREIGN_WARNINGS.get(path.stem, ())))
     environment = {**os.environ, "PYTHONWARNINGS": warnings, "PYTHONUNBUFFERED": "1"}
     return subprocess.run(
-        [sys.executable, path], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, path], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
 
 
