@@ -28,7 +28,7 @@ from report import percentile
 from tests.hosts.bed import Bed
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex
-from tests.hosts.relay import Relay
+from tests.relay import Relay
 
 MIB = 2**20
 ARRAY_BYTES = 100_000_000

@@ -1,25 +1,301 @@
-"""A link of the tests: runs a command behind a pair of pipes and passes on what goes in and out.
+"""A line that can be made long, stopped and broken, as a process of its own: of TCP, or around a command.
+
+Bytes arrive `delay_s` after they were sent, in both directions, so a round trip takes twice that.
+
+Of TCP: `Relay` starts it. Opening a connection takes no delay: the relay's own kernel says yes at once.
+
+Around a command, behind whose standard input and output it stands:
 
     python relay.py <folder> <delay in seconds> <command> ...
 
-Its process id is the name of a file in the folder while it runs. A test cuts the link by killing it, and stalls it by
+Its process id is the name of a file in the folder while it runs. A test breaks the line by killing it, and stalls it by
 stopping it. While there is a file "cut" in the folder it does not start, and while there is a file "hang" it does
-nothing. It holds back each byte by the delay, in both directions.
+nothing.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import queue
+import selectors
+import socket
 import subprocess
 import sys
-import threading
 import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-_LIMIT = 4 << 20
+__all__ = ["Relay"]
+
+ROOT = Path(__file__).parent.parent
+_PIECE = 256 * 1024
+_ON_THE_WAY = 64 * 2**20  # bytes in one direction: enough for 1 GB/s and a round trip of 100 ms
 
 
-def main(folder: str, delay: str, *command: str) -> int:
+class Relay:
+    """A relay in front of `target`: connect to `host` and `port` instead. Needs no root. `close` ends it."""
+
+    def __init__(self, target: tuple[str, int], *, delay_s: float = 0.0, listen: str = "127.0.0.1") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.relay", json.dumps([listen, *target])],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.host = listen
+        self.port = int(self.process.stdout.readline())
+        self.set_delay(delay_s)
+
+    def set_delay(self, delay_s: float) -> None:
+        """How long bytes are on the way, one way, for those that come from now on."""
+        self._tell("delay_s", delay_s)
+
+    def stall(self) -> None:
+        """Nothing comes through, and nobody is told; new connections open and stay silent. A cut link is like that."""
+        self._tell("is_stalled", True)
+
+    def resume(self) -> None:
+        """Undo `stall`: what was sent meanwhile arrives."""
+        self._tell("is_stalled", False)
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """`stall` for the length of the block."""
+        self.stall()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def reset(self) -> None:
+        """Break all connections: both ends are told. What was on the way is lost."""
+        self._tell("reset", True)
+
+    def refuse(self) -> None:
+        """Refuse new connections; those that are open stay."""
+        self._tell("is_open", False)
+
+    def accept(self) -> None:
+        """Undo `refuse`."""
+        self._tell("is_open", True)
+
+    def count(self) -> int:
+        """How many connections are open."""
+        return self._tell("count", True)
+
+    def close(self) -> None:
+        """End it, and all its connections. Idempotent."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def _tell(self, what: str, value: object) -> int:
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps([what, value]).encode() + b"\n")
+        stdin.flush()
+        return int(stdout.readline())  # when the answer is here, it is so
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Direction:
+    """Bytes on their way from one descriptor to another, each piece with the time when it is due.
+
+    `shut` is called when the source has ended and all has arrived.
+    """
+
+    def __init__(self, source: int, sink: int, shut: Callable[[], object]) -> None:
+        self.source, self.sink = source, sink
+        self.pieces: deque[tuple[float, memoryview]] = deque()  # an empty piece: the source has ended
+        self.size = 0
+        self.has_ended = False
+        self.is_done = False
+        self._shut = shut
+
+    def read(self, delay_s: float) -> None:
+        piece = os.read(self.source, _PIECE)
+        self.has_ended = not piece
+        self.size += len(piece)
+        self.pieces.append((time.monotonic() + delay_s, memoryview(piece)))
+
+    def write(self) -> None:
+        """Pass on what is due, as far as the sink takes it."""
+        while self.pieces and self.pieces[0][0] <= time.monotonic():
+            due, piece = self.pieces[0]
+            if not piece:
+                self.is_done = True
+                self._shut()
+                self.pieces.clear()
+                return
+            sent = os.write(self.sink, piece)
+            self.size -= sent
+            if sent == len(piece):
+                self.pieces.popleft()
+            else:
+                self.pieces[0] = (due, piece[sent:])
+
+    @property
+    def takes_more(self) -> bool:
+        return not self.has_ended and self.size < _ON_THE_WAY
+
+    def due(self) -> float:
+        """When the next piece is; infinite if there is none."""
+        return self.pieces[0][0] if self.pieces else float("inf")
+
+
+class _Connection:
+    """Two directions, and how both end at once; `is_reset`: whoever is at the ends is told of it."""
+
+    def __init__(self, directions: tuple[_Direction, _Direction], end: Callable[[bool], object]) -> None:
+        self.directions = directions
+        self.end = end
+
+
+def _of_sockets(near: socket.socket, far: socket.socket) -> _Connection:
+    def end(is_reset: bool) -> None:
+        for each in (near, far):
+            if is_reset:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            each.close()
+
+    for each in (near, far):
+        each.setblocking(False)
+        each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    there = _Direction(near.fileno(), far.fileno(), lambda: far.shutdown(socket.SHUT_WR))
+    back = _Direction(far.fileno(), near.fileno(), lambda: near.shutdown(socket.SHUT_WR))
+    return _Connection((there, back), end)
+
+
+class _Lines:
+    """Connections, and what moves their bytes."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.delay_s = delay_s
+        self.connections: set[_Connection] = set()
+
+    def register(self, selector: selectors.BaseSelector) -> float | None:
+        """Register what to wait for; returns how long, in seconds."""
+        now = time.monotonic()  # one for all: a piece that fell due between two looks would be seen by neither
+        wanted: dict[int, tuple[int, _Connection]] = {}
+        next_due = float("inf")
+        for connection in self.connections:
+            for direction in connection.directions:
+                if direction.takes_more:
+                    events = wanted.get(direction.source, (0,))[0]
+                    wanted[direction.source] = events | selectors.EVENT_READ, connection
+                if (due := direction.due()) <= now:
+                    events = wanted.get(direction.sink, (0,))[0]
+                    wanted[direction.sink] = events | selectors.EVENT_WRITE, connection
+                else:
+                    next_due = min(next_due, due)
+        for fd, (events, connection) in wanted.items():
+            selector.register(fd, events, connection)
+        return None if next_due == float("inf") else next_due - now
+
+    def move(self, connection: _Connection, fd: int, events: int) -> None:
+        if connection not in self.connections:
+            return
+        try:
+            for direction in connection.directions:
+                if events & selectors.EVENT_READ and direction.source == fd:
+                    with suppress(BlockingIOError):
+                        direction.read(self.delay_s)
+                # Also without a delay the piece goes out in the next round: that costs microseconds.
+                if events & selectors.EVENT_WRITE and direction.sink == fd:
+                    with suppress(BlockingIOError):
+                        direction.write()
+            if all(direction.is_done for direction in connection.directions):
+                self.end(connection)
+        except OSError:
+            self.end(connection, is_reset=True)
+
+    def end(self, connection: _Connection, *, is_reset: bool = False) -> None:
+        self.connections.discard(connection)
+        connection.end(is_reset)
+
+
+class _Tcp:
+    """The process: one thread, which moves the bytes and obeys the lines on standard input."""
+
+    def __init__(self, listen: str, host: str, port: int) -> None:
+        self.listen, self.target = listen, (host, port)
+        self.lines = _Lines()
+        self.is_stalled = False
+        self.listener: socket.socket | None = None
+        self.port = 0
+        self.open()
+
+    def open(self) -> None:
+        if self.listener is None:
+            self.listener = socket.create_server((self.listen, self.port), backlog=128)
+            self.listener.setblocking(False)
+            self.port = self.listener.getsockname()[1]
+
+    def shut(self) -> None:
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+
+    def run(self) -> None:
+        print(self.port, flush=True)
+        while True:
+            with selectors.DefaultSelector() as selector:  # made anew each time: simple, and there are few sockets
+                selector.register(sys.stdin, selectors.EVENT_READ, None)
+                if self.listener is not None:
+                    selector.register(self.listener, selectors.EVENT_READ, None)
+                ready = selector.select(None if self.is_stalled else self.lines.register(selector))
+            for key, events in ready:
+                if key.data is not None:
+                    self.lines.move(key.data, key.fd, events)
+                elif key.fileobj is self.listener:
+                    self._accept()
+                elif not self._obey(sys.stdin.readline()):
+                    return
+
+    def _accept(self) -> None:
+        assert self.listener is not None
+        near, _ = self.listener.accept()
+        far = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        connection = _of_sockets(near, far)
+        far.connect_ex(self.target)
+        self.lines.connections.add(connection)
+
+    def _obey(self, line: str) -> bool:
+        if not line:
+            return False
+        what, value = json.loads(line)
+        if what == "is_open":
+            (self.open if value else self.shut)()
+        elif what == "reset":
+            for connection in list(self.lines.connections):
+                self.lines.end(connection, is_reset=True)
+        elif what == "delay_s":
+            self.lines.delay_s = value
+        elif what == "is_stalled":
+            self.is_stalled = value
+        print(len(self.lines.connections), flush=True)
+        return True
+
+
+def _around(folder: str, delay_s: float, command: list[str]) -> int:
+    """The process of a line around a command; its exit code."""
     path = os.path.join(folder, str(os.getpid()))
     with open(path, "w"):
         pass
@@ -30,10 +306,17 @@ def main(folder: str, delay: str, *command: str) -> int:
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None
     assert process.stdout is not None
-    delay_s = float(delay)
-    up = threading.Thread(target=_pass_on, args=(0, process.stdin.fileno(), delay_s), daemon=True)
-    up.start()
-    _pass_on(process.stdout.fileno(), 1, delay_s)
+    there = _Direction(0, process.stdin.fileno(), process.stdin.close)
+    back = _Direction(process.stdout.fileno(), 1, lambda: os.close(1))
+    lines = _Lines(delay_s)
+    lines.connections.add(_Connection((there, back), lambda is_reset: is_reset and os._exit(1)))
+    for fd in (there.source, there.sink, back.source, back.sink):
+        os.set_blocking(fd, False)
+    while not back.is_done:
+        with selectors.DefaultSelector() as selector:
+            ready = selector.select(lines.register(selector))
+        for key, events in ready:
+            lines.move(key.data, key.fd, events)
     os.unlink(path)
     try:
         return process.wait(1)
@@ -43,49 +326,8 @@ def main(folder: str, delay: str, *command: str) -> int:
         return 1
 
 
-def _pass_on(source: int, target: int, delay_s: float) -> None:
-    if delay_s:
-        _pass_on_late(source, target, delay_s)
-    else:
-        while piece := _read(source):
-            _write(target, piece)
-    os.close(target)
-
-
-def _pass_on_late(source: int, target: int, delay_s: float) -> None:
-    waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(_LIMIT // 1024)
-    writer = threading.Thread(target=_write_late, args=(target, waiting), daemon=True)
-    writer.start()
-    while piece := _read(source):
-        waiting.put((time.monotonic() + delay_s, piece))
-    waiting.put((time.monotonic() + delay_s, b""))
-    writer.join()
-
-
-def _write_late(target: int, waiting: queue.Queue[tuple[float, bytes]]) -> None:
-    while True:
-        due, piece = waiting.get()
-        if (wait_s := due - time.monotonic()) > 0:
-            time.sleep(wait_s)
-        if not piece:
-            return
-        _write(target, piece)
-
-
-def _read(source: int) -> bytes:
-    try:
-        return os.read(source, 65536)
-    except OSError:
-        return b""
-
-
-def _write(target: int, piece: bytes) -> None:
-    try:
-        while piece:
-            piece = piece[os.write(target, piece) :]
-    except OSError:
-        os._exit(1)
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    if len(sys.argv) == 2:
+        _Tcp(*json.loads(sys.argv[1])).run()
+    else:
+        sys.exit(_around(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))

@@ -15,10 +15,14 @@ from ..errors import InternalError, PoolClosed, Unreachable
 from ..machine import Machine
 from ..wire.channel import Channel, ChannelClosed, receive
 from ..wire.frames import PROTOCOL_VERSION, FrameParser, Kind, pack
-from .dial import LINK_TIMES, Dialler
+from ..wire.stream import Ends
+from .dial import Dialler
 from .link import NodeLink
 
 __all__ = ["Opener", "ask_to_end"]
+
+_PAUSES_S = 0.2, 0.5
+"""Between tries to open a link to a remote node."""
 
 
 class Opener:
@@ -48,12 +52,24 @@ class Opener:
                 raise PoolClosed("the pool was closed")
             self._diallers.add(dialler)
         try:
-            ends, facts = dialler.dial_until(time.monotonic() + self._timeout_s, LINK_TIMES)
+            ends, facts = self._dialled(dialler)
         finally:
             with self._lock:
                 self._diallers.discard(dialler)
         dialler.channel.attach(ends, facts["received"])
         return NodeLink(machine.node, dialler.channel, facts, dialler=dialler)
+
+    def _dialled(self, dialler: Dialler) -> tuple[Ends, dict[str, Any]]:
+        """A connection may break at this very moment; a command that always fails is not worth waiting for."""
+        deadline = time.monotonic() + self._timeout_s
+        for pause_s in _PAUSES_S:
+            try:
+                return dialler.dial(max(1.0, deadline - time.monotonic()))
+            except Unreachable:
+                if time.monotonic() + pause_s > deadline:
+                    raise
+            time.sleep(pause_s)
+        return dialler.dial(max(1.0, deadline - time.monotonic()))
 
     def open_all(self, machines: Sequence[Machine]) -> dict[int, NodeLink]:
         """`open` of each, by node; remote ones side by side. Raises the first error, and then none stays open."""

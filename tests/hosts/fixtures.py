@@ -16,7 +16,7 @@ from tests.hosts.bed import Bed
 from tests.hosts.ec2 import Ec2
 from tests.hosts.host import Host
 from tests.hosts.index import PackageIndex, torch_wheels, wheels
-from tests.hosts.relay import Relay
+from tests.relay import Relay
 
 __all__ = [
     "NewHost",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hosts.fixtures import NewRelay
-from tests.hosts.relay import ROOT, Relay
+from tests.relay import ROOT, Relay
 from tests.waiting import until
 
 
@@ -135,9 +135,7 @@ def test_a_target_that_is_not_there_breaks_the_connection(relay: NewRelay) -> No
 
 
 def test_a_relay_ends_with_the_process_that_made_it(echo: int) -> None:
-    code = (
-        f"from tests.hosts.relay import Relay\nr = Relay(('127.0.0.1', {echo}))\nprint(r.port)\nimport os; os._exit(0)"
-    )
+    code = f"from tests.relay import Relay\nr = Relay(('127.0.0.1', {echo}))\nprint(r.port)\nimport os; os._exit(0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
 
     def is_gone() -> bool:
