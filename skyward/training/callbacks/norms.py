@@ -33,8 +33,10 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
             yield _unwrapped(name), parameter
 
 
-def unmeasurable(model: nn.Module) -> str | None:
+def unmeasurable(model: Any) -> str | None:
     """Why the norms of this model's parameters cannot be told; None where they can."""
+    if not callable(getattr(model, "named_parameters", None)):
+        return f"the run's model is of type {type(model).__name__}: no module of torch"
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             return f"parameter {_unwrapped(name)!r} is on the meta device, so it has no values"

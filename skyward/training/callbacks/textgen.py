@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,6 +107,8 @@ class TextgenCallback(TrainerCallback):
             return
         every = self.generation_steps or getattr(state, "eval_steps", None) or getattr(args, "eval_steps", None) or 1
         self._next_step = (step // int(every) + 1) * int(every)
+        if not callable(getattr(model, "parameters", None)):
+            raise UsageError(f"TextgenCallback: the run's model is of type {type(model).__name__}: no module of torch")
         pipeline = getattr(trainer, "pipeline_generate", None)
         if pipeline is None and not any(is_sharded(each) for each in model.parameters()):
             if world.rank != 0:
@@ -148,15 +151,18 @@ class TextgenCallback(TrainerCallback):
         import torch
 
         input_ids = torch.tensor([tokens], device=device_of(model))
-        options: dict[str, Any] = {"generation_config": self.generation_config}
+        options: dict[str, Any]
         if isinstance(self.generation_config, Mapping):
-            options = {"pad_token_id": _padding(tokenizer), **self.generation_config}
-        output = model.generate(
-            input_ids=input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            max_new_tokens=self.max_new_tokens,
-            **options,
-        )
+            options = {
+                "pad_token_id": _padding(tokenizer),
+                **self.generation_config,
+                "max_new_tokens": self.max_new_tokens,
+            }
+        else:
+            config = deepcopy(self.generation_config)
+            config.max_new_tokens = self.max_new_tokens
+            options = {"generation_config": config}
+        output = model.generate(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **options)
         whole = _row(output)
         return whole if getattr(model.config, "is_encoder_decoder", False) else whole[len(tokens) :]
 

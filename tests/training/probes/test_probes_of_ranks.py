@@ -14,6 +14,9 @@ import pytest
 
 from tests.training.probes.tiny_lm import Characters
 
+# Two processes that import torch, on a machine that may have more to do.
+pytestmark = pytest.mark.timeout(300)
+
 WORLD = 2
 MODEL_SEED = 7
 
@@ -214,7 +217,7 @@ def _rank(rank: int, folder: Path, answers: Any) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
-    ranks = TorchRanks(timeout_s=30.0)
+    ranks = TorchRanks(timeout_s=120.0)
     for case in CASES:
         try:
             answer = case(ranks, folder / case.__name__)
@@ -232,7 +235,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Any]
     ranks = [context.Process(target=_rank, args=(rank, folder, answers)) for rank in range(WORLD)]
     for process in ranks:
         process.start()
-    found = [answers.get(timeout=100) for _ in range(len(CASES) * WORLD)]
+    found = [answers.get(timeout=240) for _ in range(len(CASES) * WORLD)]
     for process in ranks:
         process.join(30)
     return {(case, rank): answer for case, rank, answer in found}
