@@ -5,10 +5,11 @@ No framework is imported here. Where ours differ from Hugging Face's of the same
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from ..errors import UsageError
@@ -190,6 +191,20 @@ class TrainingArguments:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as JSON has them. This and the next two are what Hugging Face's integrations call."""
+        return {each.name: _as_json(getattr(self, each.name)) for each in fields(self)}
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """Numbers, flags and text only."""
+        return {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in self.to_dict().items()
+        }
+
     def warmup_steps_of(self, max_steps: int) -> int:
         """How many of `max_steps` steps the learning rate rises."""
         return int(self.warmup_steps) if self.warmup_steps >= 1 else math.ceil(max_steps * self.warmup_steps)
@@ -210,6 +225,15 @@ class DDPTrainingArguments(TrainingArguments):
     """Of a `DDPTrainer`. Rank 0 reads the data and hands it out; `dispatch_batches=False`: every rank reads its own."""
 
     dispatch_batches: bool | None = True
+
+
+def _as_json(value: Any) -> Any:
+    """Paths and mappings in settings are the caller's own kinds."""
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(each) for each in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
 Interval = Literal["no", "steps", "epoch"]

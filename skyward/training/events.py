@@ -165,5 +165,9 @@ class TrainerState:
     best_model_checkpoint: str | None = None
     is_local_process_zero: bool = True
     is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, Any] | None = None
+    """Of these three ours has none; Hugging Face's integrations look at them."""
     stateful_callbacks: dict[str, Any] = field(default_factory=dict)
     """By `state_key`."""

@@ -1,0 +1,112 @@
+"""Hugging Face's own callbacks under our Trainer, as they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import Trainer as HFTrainer
+from transformers import TrainingArguments as HFArguments
+
+from skyward.training import Trainer, TrainingArguments
+
+
+class Line(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        return {"loss": ((self.a * x - labels) ** 2).mean()}
+
+
+DATA = [{"x": torch.tensor([1.0]), "labels": torch.tensor([2.0])} for _ in range(8)]
+GIVEN: dict[str, Any] = {
+    "num_train_epochs": 6,
+    "per_device_train_batch_size": 4,
+    "learning_rate": 2.0,  # it gets worse and worse
+    "optim": "sgd",
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "logging_steps": 1,
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "loss",
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+}
+
+
+def trainer(folder: Path, *callbacks: Any, **chosen: Any) -> Trainer:
+    args = TrainingArguments(output_dir=folder, **{**GIVEN, **chosen})
+    return Trainer(Line(), args, train_dataset=DATA, eval_dataset=DATA, callbacks=callbacks)
+
+
+def test_early_stopping_stops_where_it_does_under_hf(tmp_path: Path) -> None:
+    args = HFArguments(output_dir=str(tmp_path / "hf"), report_to=[], **GIVEN)
+    data: dict[str, Any] = {"train_dataset": DATA, "eval_dataset": DATA}
+    theirs = HFTrainer(Line(), args, **data, callbacks=[EarlyStoppingCallback(early_stopping_patience=2)])
+    theirs.train()
+    ours = trainer(tmp_path / "ours", EarlyStoppingCallback(early_stopping_patience=2))
+    ours.train()
+    assert ours.state.global_step == theirs.state.global_step == 6
+    assert ours.state.best_metric == pytest.approx(theirs.state.best_metric)
+    assert ours.state.best_global_step == theirs.state.best_global_step == 2
+
+
+def test_early_stoppings_patience_is_in_our_checkpoints(tmp_path: Path) -> None:
+    one = EarlyStoppingCallback(early_stopping_patience=5)
+    trainer(tmp_path, one, num_train_epochs=3).train()
+    assert one.early_stopping_patience_counter == 2
+    other = EarlyStoppingCallback(early_stopping_patience=3)
+    resumed = trainer(tmp_path, other)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert resumed.state.global_step == 8  # the third evaluation that is no better, two of them before
+    assert other.early_stopping_patience == 3  # as it was made here
+
+
+def test_what_hf_shows_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(tmp_path, PrinterCallback(), ProgressCallback(), num_train_epochs=1).train()
+    shown = capsys.readouterr()
+    assert "'train_runtime'" in shown.out
+    assert "2/2" in shown.err
+
+
+def test_a_users_callback_for_hf_is_called_as_hf_calls_it(tmp_path: Path) -> None:
+    class Mine(TrainerCallback):  # type: ignore[misc]  # it is Any to mypy here
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def on_step_end(self, arguments: Any, where: Any, flags: Any, model: Any = None, **kwargs: Any) -> Any:
+            self.seen.append((where.global_step, type(model).__name__, sorted(kwargs)[:2]))
+            flags.should_training_stop = where.global_step == 3
+            return flags
+
+    mine = Mine()
+    trainer(tmp_path, mine).train()
+    assert [step for step, _, _ in mine.seen] == [1, 2, 3]
+    assert mine.seen[0][1:] == ("Line", ["eval_dataloader", "lr_scheduler"])
+    assert (tmp_path / "checkpoint-3").is_dir()
+
+
+def test_hfs_tensorboard_integration_runs_under_ours(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import (
+        EventAccumulator,
+    )
+    from transformers.integrations import TensorBoardCallback
+
+    from skyward.training import WeightNormLogger
+
+    trainer(tmp_path, WeightNormLogger(), TensorBoardCallback(), num_train_epochs=1).train()
+    (folder,) = {each.parent for each in tmp_path.rglob("events.out.*")}
+    read = EventAccumulator(str(folder))
+    read.Reload()
+    assert [each.step for each in read.Scalars("train/loss")] == [1, 2]
+    assert {"train/weight_norm", "eval/loss"} <= set(read.Tags()["scalars"])
+    assert json.loads(read.Tensors("args/text_summary")[0].tensor_proto.string_val[0])["learning_rate"] == 2.0
