@@ -19,7 +19,7 @@ _LIMIT_S = 20.0
 
 
 def marked(command: str, folder: str) -> str:
-    """The same line of sh, so that `undo` finds what it starts."""
+    """The same line of sh, which must `exec`, so that `undo` finds what it becomes and starts."""
     return f"{VARIABLE}={shlex.quote(folder)}; export {VARIABLE}; {command}"
 
 

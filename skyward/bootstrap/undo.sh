@@ -7,7 +7,7 @@ for node in $nodes; do
     # Until there are none: what is killed may have been about to fork.
     for round in 1 2 3 4 5 6 7 8 9 10; do
         found=
-        for file in $(grep -slzx "SKYWARD_NODE=$node" /proc/[0-9]*/environ); do
+        for file in $(grep -slF "SKYWARD_NODE=$node" /proc/[0-9]*/environ); do
             pid=${file#/proc/}
             kill -9 "${pid%/environ}" 2>/dev/null && found=1
         done
