@@ -30,6 +30,9 @@ _FAIL_AGAIN = (
 )
 """Errors that another start would end with too; one has cost the whole training already."""
 
+_OF_ANOTHER = "RankFailed"
+"""Of `skyward.training`, which this layer does not know."""
+
 _ADVICE = re.compile(r"\. (?:The pool goes on|Give the call)")
 
 
@@ -84,9 +87,10 @@ class Gang:
         """The rank that failed first, and how.
 
         Ranks fail because one failed: the first by the clock of its node is the cause, and a rank whose process was
-        killed is a cause before all that raised or aborted.
+        killed is a cause before all that raised or aborted. `RankFailed` only says that another rank has failed.
         """
-        _, rank, error = min(self.failures, key=lambda failure: failure[0])
+        own = [failure for failure in self.failures if class_name(failure[2]) != _OF_ANOTHER]
+        _, rank, error = min(own or self.failures, key=lambda failure: failure[0])
         return rank, error
 
     def raise_error(self) -> NoReturn:
