@@ -19,6 +19,7 @@ EPILOG = """\
 examples:
   skyward train report out/my-run
   skyward train report out/my-run --out my-run.html
+  skyward train report my-job              one that still runs on this machine
 
 from Python: skyward.training.report("out/my-run", to="my-run.html")
 """
@@ -32,13 +33,31 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("dir", metavar="DIR", help="the run's output_dir or logging_dir")
-    parser.add_argument("--out", metavar="FILE", help="the page (report.html in DIR)")
+    parser.add_argument(
+        "run_dir", metavar="DIR|JOB", help="the run's output_dir or logging_dir; or its id while it runs"
+    )
+    parser.add_argument("--out", metavar="FILE", help="the page (report.html in the folder)")
     parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     from ..training.reporting import report
 
-    print(report(arguments.dir, to=arguments.out))
+    print(report(_folder(arguments.run_dir), to=arguments.out))
     return 0
+
+
+def _folder(named: str) -> str:
+    """The folder that is named, or that of a run on this machine which listens under that name."""
+    import os
+
+    from ..errors import UsageError
+    from ..training.control.endpoint import endpoint_of
+
+    if os.path.isdir(named):
+        return named
+    try:
+        endpoint = endpoint_of(named)
+    except UsageError:  # no job could have that name
+        return named
+    return (endpoint and (endpoint.logging_dir or endpoint.output_dir)) or named

@@ -236,3 +236,26 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out.splitlines() == [str(tmp_path / "report.html"), str(tmp_path / "a.html")]
     assert main(["train", "report", str(tmp_path / "nowhere")]) == 1
     assert "is no folder; give that of a run" in capsys.readouterr().err
+
+
+def test_the_command_finds_a_run_that_listens_by_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import os
+
+    from skyward.cli import main
+    from skyward.training.control.endpoint import Endpoint, announce, claim, withdraw
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    log(tmp_path / "out", [step(1, loss=1.0)])
+    claim("job-1")
+    endpoint = Endpoint(
+        job_id="job-1", host="127.0.0.1", port=1, pid=os.getpid(), started_at=0.0, logging_dir=str(tmp_path / "out")
+    )
+    announce(endpoint, None)
+    try:
+        assert main(["train", "report", "job-1"]) == 0
+        assert capsys.readouterr().out == f"{tmp_path / 'out' / 'report.html'}\n"
+        assert main(["train", "report", "job-2"]) == 1
+    finally:
+        withdraw("job-1")

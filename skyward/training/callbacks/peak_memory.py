@@ -168,7 +168,7 @@ class ProcessMemory(MemorySource):
 
     key = tag = "peak_rss"
     words = "peak resident memory"
-    note = "there is no CUDA device; it logs each process's peak resident memory, as peak_rss"
+    note = "the run uses no CUDA device; it logs each process's peak resident memory, as peak_rss"
 
     def peak_bytes(self) -> int:
         import resource
@@ -178,9 +178,9 @@ class ProcessMemory(MemorySource):
 
 
 def source_of_this_process() -> MemorySource:
-    """CUDA's where torch has it."""
+    """CUDA's where the process uses it: a run may well be on the CPU of a machine that has it."""
     torch = sys.modules.get("torch")  # a producer without torch has no CUDA memory of torch's
-    return CudaMemory() if torch is not None and torch.cuda.is_available() else ProcessMemory()
+    return CudaMemory() if torch is not None and torch.cuda.is_initialized() else ProcessMemory()
 
 
 def _in_gib(peaks: list[int]) -> str:

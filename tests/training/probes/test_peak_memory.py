@@ -115,7 +115,7 @@ def test_without_cuda_the_resident_memory_is_logged_under_its_own_name(
     callback = PeakMemory(enable_memory_snapshot=True, show_details=True)
     run = SmallRun(tmp_path, [callback], max_steps=2).train()
     assert caplog.messages == [
-        "PeakMemory: there is no CUDA device; it logs each process's peak resident memory, as peak_rss"
+        "PeakMemory: the run uses no CUDA device; it logs each process's peak resident memory, as peak_rss"
     ]
     for each in run.state.log_history:
         assert "peak_mem_allocated" not in each
@@ -129,6 +129,7 @@ def test_on_cuda_the_peak_is_what_torch_allocated_and_a_snapshot_can_be_read(tmp
     import pickle
 
     callback = PeakMemory(enable_memory_snapshot=True)
+    torch.cuda.init()
     run = SmallRun(tmp_path, [callback])
     run.fire("on_train_begin")
     kept = torch.zeros(2**20, device="cuda")
