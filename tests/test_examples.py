@@ -135,6 +135,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"resumed at step:   30",
         r"from the middle on, the same losses: True",
         r"logged at steps: 10 20 30 40 50 60",
+    ),
     "23_stop_a_run": (
         r"step \d+ of 1000000, on 2 ranks",
         r"saved at step \d+: executed",
@@ -166,7 +167,6 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
 # An end for one that hangs. What takes 20 s alone has taken 110 s on two cores that ten processes wanted.
 pytestmark = pytest.mark.timeout(300)
 SLOW = {
-    "21_gpt_from_scratch": "TensorBoard imports TensorFlow where it is installed, in each of two runs",
     "07_grid_search": "210 fits, half of them without skyward",
     "22_same_callbacks": "three frameworks, and TensorFlow, which Keras imports where it is",
     "13_tensorflow": "four processes import TensorFlow; 12_keras_digits does so, too",

@@ -27,7 +27,7 @@ _FAILED = 1 << 62
 Handler = Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """One callback's handler of one event."""
 
@@ -100,22 +100,26 @@ class CallbackHandler:
 
     def listens(self, event: str) -> bool:
         """Whether any callback has a handler of this event: what only it needs need not be made otherwise."""
-        return bool(self._handlers(event))
+        return bool(self._handlers(event) if self._index is None else self._index.get(event))
 
-    def fire(self, event: str, *, args: Any, state: Any, control: TrainerControl, **context: Any) -> TrainerControl:
+    def fire(self, event: str, *, control: TrainerControl, **context: Any) -> TrainerControl:
         """Calls every handler of `event`, in the callbacks' order. All are called although one fails.
+
+        context: args=, state=, and what else the event gives; handlers get all of it, control= and ranks= by keyword.
 
         Gives what the last handler returned that was not None, copied into `control`, which the producer goes on
         with: there is one control in a run.
         Raises: a callback's own exception, in a world of one rank; RankFailed for a collective handler.
         """
-        for entry in self._handlers(event):
+        entries = self._handlers(event) if self._index is None else self._index.get(event)
+        if not entries:
+            return control
+        # Added once for all handlers, to what is ours alone: this runs in every step (benchmarks/training_bus.py).
+        context["control"] = control
+        context["ranks"] = self.ranks
+        for entry in entries:
             try:
-                if entry.is_collective:
-                    self._raise_broken(entry.callback)
-                answer = entry.handler(args=args, state=state, control=control, ranks=self.ranks, **context)
-                if entry.is_collective:
-                    self.ranks.exchange(None)
+                answer = self._together(entry, context) if entry.is_collective else entry.handler(**context)
             except Exception as error:
                 self._failed(entry, event, error)
                 continue
@@ -196,6 +200,13 @@ class CallbackHandler:
             runs_here = getattr(callback, "runs_on", "every_rank") == "every_rank" or self.ranks.rank == 0
             if runs_here or is_collective:
                 yield _Entry(callback, _by_keyword(callback, event), is_collective)
+
+    def _together(self, entry: _Entry, context: Mapping[str, Any]) -> Any:
+        """A collective handler's answer, when it has ended well on all ranks."""
+        self._raise_broken(entry.callback)
+        answer = entry.handler(**context)
+        self.ranks.exchange(None)
+        return answer
 
     def _failed(self, entry: _Entry, event: str, error: Exception) -> None:
         where = f"{callback_name(entry.callback)}.{event}"

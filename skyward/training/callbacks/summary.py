@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ...errors import MissingDependency
@@ -109,6 +111,7 @@ class ResumableSummaryWriter(TrainerCallback):
     def _open(self) -> Any:
         if self._writer is not None:
             return self._writer
+        _leave_tensorflow_alone()
         from torch.utils.tensorboard import SummaryWriter
 
         make: Callable[..., Any] = SummaryWriter
@@ -140,6 +143,14 @@ class ResumableSummaryWriter(TrainerCallback):
 def _files_in(folder: Path) -> list[Path]:
     """Event files in the order in which readers read them."""
     return sorted(folder.glob("*tfevents*")) if folder.is_dir() else []
+
+
+def _leave_tensorflow_alone() -> None:
+    """TensorBoard imports TensorFlow where it is installed, for the names of files: seconds, for nothing here. A module
+    of this name is its own way to say no. Source: tensorboard/compat/__init__.py.
+    """
+    if "tensorflow" not in sys.modules:
+        sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
 
 
 def _cut(folder: Path, step: int) -> Counter[str]:

@@ -167,6 +167,8 @@ class Trainer:
         return self.ranks.rank == 0
 
     def _fire(self, event: str, **more: Any) -> None:
+        if not self.callback_handler.listens(event):
+            return
         self.control = self.callback_handler.fire(
             event,
             args=self.args,

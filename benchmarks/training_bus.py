@@ -1,0 +1,182 @@
+"""What the callbacks' bus costs a training step, and what it costs that ranks agree: ratios, in one run.
+
+    .venv/bin/python benchmarks/training_bus.py             # about a minute
+    .venv/bin/python benchmarks/training_bus.py --rounds 3
+
+A step of one millisecond (arithmetic that the interpreter cannot leave out, no sleep) is made with and without the
+events of a step: 10 callbacks, of which each has a handler of one to three of them, which do nothing, as most do in
+most steps. The bus's own cost is also taken alone, where the noise of a millisecond of work does not drown it: the
+best of many short runs, since other processes only make it slower. Then two processes agree on their flags over gloo,
+as they do once in each step; that and the rest are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from skyward.training import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
+
+STEP_S = 1e-3
+TARGET = 0.01  # of a step, with ten callbacks
+STEP_EVENTS = (
+    "on_step_begin",
+    "on_forward_backward_begin",
+    "on_forward_backward_end",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_train_metrics",
+    "on_step_end",
+)
+# What ten usual callbacks listen to in a step: metrics, progress, control, profiler, norms; five only to logs.
+LISTENED = (
+    ("on_step_begin", "on_step_end", "on_train_metrics"),
+    ("on_step_end",),
+    ("on_step_end",),
+    ("on_step_begin", "on_step_end"),
+    ("on_pre_optimizer_step",),
+    *((("on_log",),) * 5),
+)
+
+
+def callbacks() -> list[TrainerCallback]:
+    def nothing(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
+
+    return [
+        type(f"Callback{number}", (TrainerCallback,), dict.fromkeys(events, nothing))()
+        for number, events in enumerate(LISTENED)
+    ]
+
+
+def work(units: int) -> int:
+    total = 0
+    for each in range(units):
+        total += each * each
+    return total
+
+
+def units_of_a_step() -> int:
+    """How much work takes STEP_S here."""
+    units = 1000
+    while (took := best_of(partial(work, units), 20)) < STEP_S:
+        units = int(units * max(1.05, 0.9 * STEP_S / took))
+    return units
+
+
+def best_of(act: Callable[[], object], times: int) -> float:
+    """The fastest of `times`: what else runs here only makes it slower."""
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        act()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+class Bus:
+    """The events of a step, fired as the Trainer does it."""
+
+    def __init__(self, made: list[TrainerCallback]) -> None:
+        self.handler = CallbackHandler(made)
+        self.state, self.control = TrainerState(), TrainerControl()
+        self.context: dict[str, Any] = dict.fromkeys(
+            ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader", "trainer")
+        )
+
+    def step(self) -> None:
+        for event in STEP_EVENTS:
+            if not self.handler.listens(event):
+                continue
+            more = {"metrics": {}} if event == "on_train_metrics" else {}
+            self.handler.fire(event, args=None, state=self.state, control=self.control, **self.context, **more)
+        self.handler.agree(self.control)
+
+
+def measure_bus(rounds: int, steps: int) -> None:
+    units = units_of_a_step()
+    bus, empty = Bus(callbacks()), Bus([])
+    # Ten steps at a time, the best of many: long enough for the clock, short enough to be left alone once.
+    alone = [best_of(lambda: [bus.step() for _ in range(10)], 2 * steps) / 10 for _ in range(rounds)]
+    none = [best_of(lambda: [empty.step() for _ in range(10)], 2 * steps) / 10 for _ in range(rounds)]
+    bare, with_bus = [], []
+    for _ in range(rounds):
+        # In turns: whatever else this machine does then, it does to both.
+        pairs = [(once(lambda: work(units)), once(lambda: (work(units), bus.step()))) for _ in range(steps)]
+        bare.append(statistics.median(pair[0] for pair in pairs))
+        with_bus.append(statistics.median(pair[1] for pair in pairs))
+    step, cost = statistics.median(bare), min(alone)
+    print(f"a step without events                 {step * 1e6:8.1f} us")
+    print(f"its events with 10 callbacks, alone   {cost * 1e6:8.2f} us = {cost / STEP_S:.2%} of 1 ms")
+    print(f"its events with none, alone           {min(none) * 1e6:8.2f} us")
+    ratio = statistics.median(b / a for a, b in zip(bare, with_bus, strict=True))
+    print(f"a step with events / without          {ratio:8.4f}")
+    verdict = "reached" if cost / STEP_S < TARGET else "MISSED"
+    print(f"target: events under {TARGET:.0%} of a step of 1 ms: {verdict}")
+    if cost / STEP_S >= TARGET:
+        sys.exit(1)
+
+
+def once(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def agreeing(rank: int, port: int, rounds: int, steps: int, results: Any) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    import torch
+    import torch.distributed as dist
+
+    from skyward.training import TorchRanks
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    handler, control = CallbackHandler(callbacks(), ranks=TorchRanks()), TrainerControl()
+    word = torch.zeros(1, dtype=torch.int64)
+    found = []
+    for _ in range(rounds):
+        reduced = best_of(lambda: dist.all_reduce(word), steps)
+        agreed = best_of(lambda: handler.agree(control), steps)
+        found.append((agreed, reduced))
+    if rank == 0:
+        results.put(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure_agreement(rounds: int, steps: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    ranks = [context.Process(target=agreeing, args=(rank, port, rounds, steps, results)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    found = results.get(timeout=120)
+    for each in ranks:
+        each.join(60)
+    agreed, reduced = (statistics.median(pair[at] for pair in found) for at in (0, 1))
+    print(f"two ranks agree (gloo, loopback)      {agreed * 1e6:8.1f} us = {agreed / STEP_S:.1%} of 1 ms, once a step")
+    print(f"one all_reduce of 8 bytes             {reduced * 1e6:8.1f} us; agree / all_reduce = {agreed / reduced:.2f}")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--steps", type=int, default=500)
+    chosen = options.parse_args()
+    measure_agreement(chosen.rounds, chosen.steps)
+    measure_bus(chosen.rounds, chosen.steps)
+
+
+if __name__ == "__main__":
+    main()
