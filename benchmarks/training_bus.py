@@ -87,16 +87,23 @@ class Bus:
     def __init__(self, made: list[TrainerCallback]) -> None:
         self.handler = CallbackHandler(made)
         self.state, self.control = TrainerState(), TrainerControl()
-        self.context: dict[str, Any] = dict.fromkeys(
-            ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader", "trainer")
-        )
 
     def step(self) -> None:
+        context: dict[str, Any] = {
+            "args": None,
+            "state": self.state,
+            "model": None,
+            "processing_class": None,
+            "optimizer": None,
+            "lr_scheduler": None,
+            "train_dataloader": None,
+            "eval_dataloader": None,
+            "trainer": None,
+        }
         for event in STEP_EVENTS:
-            if not self.handler.listens(event):
-                continue
-            more = {"metrics": {}} if event == "on_train_metrics" else {}
-            self.handler.fire(event, args=None, state=self.state, control=self.control, **self.context, **more)
+            if self.handler.listens(event):
+                said = context | {"metrics": {}} if event == "on_train_metrics" else context
+                self.handler.dispatch(event, self.control, said)
         self.handler.agree(self.control)
 
 

@@ -124,6 +124,7 @@ class Trainer:
         self._stream: Stream | None = None
         self._eval_streams: dict[str, Stream] = {}
         self._eval_loader: Any = None
+        self._context: dict[str, Any] | None = None
         self._last_step: tuple[torch.Tensor | None, float] = (None, 0.0)  # its gradients' norm, its learning rate
         self._pending_rng: str | None = None
         self._weights: int | None = None  # parameters but for tables of embeddings, counted when needed
@@ -169,20 +170,23 @@ class Trainer:
     def _fire(self, event: str, **more: Any) -> None:
         if not self.callback_handler.listens(event):
             return
-        self.control = self.callback_handler.fire(
-            event,
-            args=self.args,
-            state=self.state,
-            control=self.control,
-            model=self.model,
-            processing_class=self.processing_class,
-            optimizer=self.optimizer,
-            lr_scheduler=self.lr_scheduler,
-            train_dataloader=None if self._stream is None else self._stream.loader,
-            eval_dataloader=self._eval_loader,
-            trainer=self,
-            **more,
-        )
+        context = self._context if self._context is not None else self._new_context()
+        self.control = self.callback_handler.dispatch(event, self.control, context | more if more else context)
+
+    def _new_context(self) -> dict[str, Any]:
+        """What every event gives. Made anew for each step: users may put other objects in place of these."""
+        self._context = {
+            "args": self.args,
+            "state": self.state,
+            "model": self.model,
+            "processing_class": self.processing_class,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "train_dataloader": None if self._stream is None else self._stream.loader,
+            "eval_dataloader": self._eval_loader,
+            "trainer": self,
+        }
+        return self._context
 
     def _agree(self) -> None:
         self.control = self.callback_handler.agree(self.control)
@@ -241,6 +245,7 @@ class Trainer:
         # What the arguments say now holds, not what they said when the checkpoint was made.
         self._set_length(self._stream.rounds)
         self.model.train()
+        self._context = None
         return self.state.global_step
 
     def _prepare_model(self) -> None:
@@ -345,6 +350,7 @@ class Trainer:
     def _step(self, batches: list[MicroBatch]) -> None:
         """One optimizer step, from the first micro-batch to the checkpoint after it."""
         self.control.should_log = self.control.should_evaluate = self.control.should_save = False
+        self._context = None
         self._fire("on_step_begin")
         step_loss, tokens, flos = self._accumulate(batches)
         assert self.optimizer is not None
@@ -647,7 +653,7 @@ class Trainer:
     def _evaluated(self, dataset: Any, prefix: str, *, keeps: bool) -> tuple[Evaluated, dict[str, Any]]:
         begun_at = time.monotonic()
         stream = self._eval_stream(dataset)
-        self._eval_loader = stream.loader
+        self._eval_loader, self._context = stream.loader, None
         with evaluating(self.model), torch.no_grad():
             done = evaluate(
                 stream,
