@@ -1,4 +1,4 @@
-"""The agent: what each frame does, which slot gets which task, and what happens when a process dies."""
+"""The agent: what each frame does, and what happens when a process dies. Which slot gets which task: `placing`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,24 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 
 from ..errors import InternalError, RendezvousFailed
-from ..slot.link import read_blob_body
 from ..slot.page import CURRENT
 from ..slot.ports import PortLocks
 from ..slot.zygote import ForkOrder
 from ..topology import Rank
-from ..wire.blobs import Blob
 from ..wire.channel import Channel
-from ..wire.frames import ON_SHELF, PROTOCOL_VERSION, QUIET, Frame, Kind, pack
-from ..wire.layout import references
-from ..wire.tasks import CALL_KINDS, TASK_HEAD, TASK_KIND_AT, NodeConfig, RankOrder
+from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind
+from ..wire.tasks import CALL_KINDS, TASK_KIND_AT, NodeConfig, RankOrder
 from .blobs import NodeBlobs
 from .facts import node_facts
 from .loop import Loop
 from .notice import NoticeWatch
+from .placing import Placing
 from .questions import Questions
 from .session import Session
-from .slots import Pending, Slot, make_slot
+from .slots import Slot, make_slot
 from .spool import Spool
 from .stacks import RankWatch, crash_of
 from .usage import UsageMeter
@@ -44,8 +41,6 @@ _RANK_ENDS_S = 5.0
 """How long a rank's process may take to end after its last frame; a thread of the user's may keep it for ever."""
 _OF_RANKS = "skyward.slot.worker"
 """What a zygote has imported anyway. It stands in the preload lists of ranks, so that slots have other zygotes."""
-_OVERDUE_S = 0.25
-"""Seconds that a task waits on a shelf, while other slots go on, until another slot may have it."""
 _FINAL = (Kind.RESULT, Kind.ERROR)
 _GANG = CALL_KINDS.index("gang")
 
@@ -60,18 +55,14 @@ class Agent:
         self._loop = Loop()
         self._client: Session | None = None
         self._topology = b""
-        self._functions: dict[bytes, bytes] = {}
-        self._function_blobs: dict[bytes, tuple[tuple[bytes, int], ...]] = {}
-        self._blobs = NodeBlobs(config.folder, config.blob_limit_bytes)
+        self._placing = Placing(
+            self._loop,
+            NodeBlobs(config.folder, config.blob_limit_bytes),
+            on_readable=self._on_slot_readable,
+            on_recalled=lambda task: self._send(Kind.RECALLED, task),
+        )
         self._spool = Spool(config.folder, config.blob_limit_bytes)
         self._ports = PortLocks(config.address)
-        self._queue: deque[Pending] = deque()
-        self._by_task: dict[int, Slot] = {}
-        """Of tasks that were sent to a slot."""
-        self._shelved: dict[int, Slot] = {}
-        """Of those the ones on a shelf, oldest first."""
-        self._slots: list[Slot] = []
-        self._ranks: dict[int, Slot] = {}
         self._failed_ranks: dict[int, bytes] = {}
         """What to answer when the task of a rank comes that is dead already."""
         self._zygotes: dict[tuple[str, ...], Zygote] = {}
@@ -88,10 +79,10 @@ class Agent:
         self._early_deaths = 0
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Kind.TASK: self._on_task,
-            Kind.FUNCTION: self._on_function,
-            Kind.BLOB: self._on_blob,
-            Kind.DROP_BLOB: self._on_drop_blob,
-            Kind.DROP_FUNCTION: self._on_drop_function,
+            Kind.FUNCTION: self._placing.add_function,
+            Kind.BLOB: self._placing.add_blob,
+            Kind.DROP_BLOB: self._placing.drop_blob,
+            Kind.DROP_FUNCTION: self._placing.drop_function,
             Kind.CANCEL: self._on_cancel,
             Kind.RECALL: self._on_recall,
             Kind.RANK: self._on_rank,
@@ -102,11 +93,11 @@ class Agent:
             Kind.HOLD: self._on_hold,
             Kind.UNHOLD: self._on_unhold,
             Kind.SLOT_CONFIG: self._on_topology,
-            Kind.CREDIT: self._on_stream_frame,
+            Kind.CREDIT: self._placing.pass_on,
             Kind.CLOSE: self._on_close,
-            Kind.IN_ITEM: self._on_stream_frame,
-            Kind.IN_END: self._on_stream_frame,
-            Kind.IN_ERROR: self._on_stream_frame,
+            Kind.IN_ITEM: self._placing.pass_on,
+            Kind.IN_END: self._placing.pass_on,
+            Kind.IN_ERROR: self._placing.pass_on,
             Kind.ASK: self._questions.on_ask,
         }
 
@@ -175,38 +166,9 @@ class Agent:
 
     def _on_topology(self, frame: Frame) -> None:
         self._topology = frame.body
-        for slot in [*self._slots, *self._ranks.values()]:
-            self._send_to(slot, frame)
+        for slot in [*self._placing.slots, *self._placing.ranks.values()]:
+            self._placing.send_to(slot, frame)
             self._send_line(slot)
-
-    def _on_function(self, frame: Frame) -> None:
-        self._functions[frame.body[:16]] = frame.body
-        self._function_blobs[frame.body[:16]] = references(frame.body, 16)
-
-    def _on_blob(self, frame: Frame) -> None:
-        digest, size, _, _ = read_blob_body(frame.body)
-        self._blobs.add(Blob(digest, size, frame.fd))
-        for pending in self._queue:
-            pending.missing.discard(digest)
-        self._dispatch()
-
-    def _on_drop_function(self, frame: Frame) -> None:
-        self._functions.pop(frame.body, None)
-        self._function_blobs.pop(frame.body, None)
-        for slot in self._slots:
-            if frame.body in slot.functions:
-                slot.functions.discard(frame.body)
-                self._send_to(slot, frame)
-
-    def _on_drop_blob(self, frame: Frame) -> None:
-        self._blobs.drop(frame.body)
-        for pending in self._queue:
-            pending.missing = self._missing(pending.frame)
-
-    def _missing(self, frame: Frame) -> set[bytes]:
-        """Digests of the blobs that a task needs and that are not here."""
-        needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[frame.body[:16]]
-        return {digest for digest, _ in needed if digest not in self._blobs}
 
     def _on_reserve_port(self, frame: Frame) -> None:
         try:
@@ -218,202 +180,11 @@ class Agent:
     # Tasks ----------------------------------------------------------------------------------------------------------
 
     def _on_task(self, frame: Frame) -> None:
-        function = frame.body[:16]
-        if frame.body[TASK_KIND_AT] == _GANG and frame.ident not in self._ranks:
+        if frame.body[TASK_KIND_AT] == _GANG and frame.ident not in self._placing.ranks:
             # Its process has died, or was never made. A plain slot would run it as something else.
             self._send_lost(frame.ident, self._failed_ranks.pop(frame.ident, self._lost(frame.ident, None, 1)))
             return
-        needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[function]
-        if not needed and not self._queue:  # the common case
-            slot = self._slot_for(frame.ident)
-            if slot is not None and function in slot.functions:
-                slot.running[frame.ident] = None
-                self._by_task[frame.ident] = slot
-                self._pass_on(slot, frame)
-                return
-        pending = Pending(frame, self._missing(frame))
-        self._queue.append(pending)
-        self._dispatch()
-
-    def _pass_on(self, slot: Slot, frame: Frame) -> None:
-        """A frame that stands on nothing else, to a slot."""
-        try:
-            is_empty = slot.channel.send(pack(frame.kind, frame.ident, frame.body))
-        except ConnectionError:  # it died; its zygote will say so
-            return
-        self._set_blocked(slot, not is_empty)
-
-    def _dispatch(self) -> None:
-        """No slot is idle while a task could run there, and none that is busy will have to wait for its next."""
-        self._give_out()
-        while self._shelved and any(slot.room for slot in self._slots):
-            self._take_back(next(iter(self._shelved)))
-            self._give_out()
-        if self._queue:
-            self._fill_shelves()
-
-    def _give_out(self) -> None:
-        """Give tasks to slots with room, oldest first; one that waits for its blobs holds up nobody."""
-        waiting: deque[Pending] = deque()
-        room = sum(slot.room for slot in self._slots)
-        while self._queue and (room or self._ranks):
-            pending = self._queue.popleft()
-            slot = None if pending.missing else self._slot_for(pending.frame.ident)
-            if slot is None:
-                waiting.append(pending)
-                continue
-            if slot.rank is None:
-                room -= 1
-            self._begin(slot, pending)
-        if waiting:
-            waiting.extend(self._queue)
-            self._queue = waiting
-
-    def _slot_for(self, task: int) -> Slot | None:
-        if task in self._ranks:
-            return self._ranks[task]
-        best: Slot | None = None
-        most = 0
-        for slot in self._slots:
-            room = slot.room
-            if room > most:
-                best, most = slot, room
-        return best
-
-    def _begin(self, slot: Slot, pending: Pending) -> None:
-        slot.running[pending.frame.ident] = None
-        self._give(slot, pending)
-
-    def _give(self, slot: Slot, pending: Pending, *, flags: int = 0) -> None:
-        frame = pending.frame
-        function = frame.body[:16]
-        needed = references(frame.body, TASK_HEAD.size)
-        self._by_task[frame.ident] = slot
-        if function not in slot.functions:
-            slot.functions.add(function)
-            for digest, _ in self._function_blobs[function]:
-                self._send_blob(slot, digest)
-            slot.channel.queue(Kind.FUNCTION, body=self._functions[function])
-        for digest, _ in needed:
-            self._send_blob(slot, digest)
-        slot.channel.queue(frame.kind, frame.ident, frame.body, flags=flags, lane=pending.shelf_number if flags else 0)
-        for following in pending.following:
-            self._queue_stream_frame(slot, following)
-        self._flush(slot)
-
-    def _send_blob(self, slot: Slot, digest: bytes) -> None:
-        blob = self._blobs.get(digest)
-        assert blob is not None  # tasks wait until their blobs are here
-        body = digest + blob.size.to_bytes(8, "little") + bytes(8)
-        slot.channel.queue(Kind.BLOB, body=body, fd=blob.fd)
-
-    def _send_to(self, slot: Slot, frame: Frame) -> None:
-        slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
-        self._flush(slot)
-
-    def _flush(self, slot: Slot) -> None:
-        with contextlib.suppress(ConnectionError):  # it died; its zygote will say so
-            self._set_blocked(slot, not slot.channel.flush())
-
-    def _set_blocked(self, slot: Slot, is_blocked: bool) -> None:
-        if is_blocked != slot.is_blocked:
-            slot.is_blocked = is_blocked
-            write = (lambda: self._flush(slot)) if is_blocked else None
-            self._loop.watch(slot.channel, lambda: self._on_slot_readable(slot), write)
-
-    def _on_stream_frame(self, frame: Frame) -> None:
-        slot = self._by_task.get(frame.ident)
-        if slot is not None:
-            self._queue_stream_frame(slot, frame)
-            self._flush(slot)
-            return
-        pending = self._pending(frame.ident)
-        if pending is not None:
-            pending.following.append(frame)
-
-    def _queue_stream_frame(self, slot: Slot, frame: Frame) -> None:
-        if frame.kind == Kind.IN_ITEM:
-            for digest, _ in references(frame.body):
-                if digest in self._blobs:  # else the item fails in its task: it came in its turn, behind its blobs
-                    self._send_blob(slot, digest)
-        slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
-
-    def _pending(self, task: int) -> Pending | None:
-        return next((p for p in self._queue if p.frame.ident == task), None)
-
-    # Shelves --------------------------------------------------------------------------------------------------------
-
-    def _fill_shelves(self) -> None:
-        """Give slots that are busy what comes next. In the order of the queue, and one that waits for its blobs holds
-        up nobody; but behind a task that must wait for a free slot nothing goes on a shelf, or none would ever be free.
-        """
-        for slot in self._slots:
-            if slot.has_shelf_room:
-                self._take_back_overdue()
-                pending = self._take_first()
-                if pending is None:
-                    return
-                self._put_on_shelf(slot, pending)
-
-    def _take_first(self) -> Pending | None:
-        for pending in self._queue:
-            if not pending.missing:
-                if not pending.may_wait_in_slot:
-                    return None
-                self._queue.remove(pending)
-                return pending
-        return None
-
-    def _put_on_shelf(self, slot: Slot, pending: Pending) -> None:
-        assert slot.shelf is not None
-        pending.shelf_number = slot.shelf.put()
-        slot.shelved, slot.shelved_at = pending, time.monotonic()
-        self._shelved[pending.frame.ident] = slot
-        self._give(slot, pending, flags=ON_SHELF)
-
-    def _take_back_overdue(self) -> None:
-        """What waits behind a task that proves to be long, while other slots go on."""
-        while self._shelved:
-            task, slot = next(iter(self._shelved.items()))
-            if time.monotonic() - slot.shelved_at < _OVERDUE_S:
-                return
-            self._take_back(task)
-
-    def _take_back(self, task: int) -> None:
-        """A task goes from its shelf to the front of the queue, unless its slot has begun it."""
-        slot = self._shelved.pop(task)
-        pending = slot.shelved
-        assert pending is not None
-        assert slot.shelf is not None
-        numbers = slot.shelf.take_back()
-        if pending.shelf_number not in numbers:
-            slot.take_from_shelf()
-            return
-        slot.shelved, slot.is_shelf_spent = None, True
-        self._requeue(pending)
-        for running in list(slot.running.values()):
-            # It came from the shelf before, and the slot has not begun it yet: its frame is void as well.
-            if running is not None and running.shelf_number in numbers:
-                del slot.running[running.frame.ident]
-                self._requeue(running)
-
-    def _requeue(self, pending: Pending) -> None:
-        task = pending.frame.ident
-        slot = self._by_task.pop(task)
-        if task in slot.cancelled:
-            slot.cancelled.discard(task)
-            self._send(Kind.RECALLED, task)
-            return
-        pending.missing = self._missing(pending.frame)
-        self._queue.appendleft(pending)
-
-    def _ended(self, slot: Slot, task: int) -> None:
-        """The slot has nothing more to do with it."""
-        self._by_task.pop(task, None)
-        slot.ended(task)
-        if slot.shelved is None:
-            for running in slot.running:
-                self._shelved.pop(running, None)
+        self._placing.add(frame)
 
     # The direct line ------------------------------------------------------------------------------------------------
 
@@ -428,51 +199,38 @@ class Agent:
     def _on_hold(self, frame: Frame) -> None:
         """A task on the line concerns the agent from now on: its slot is taken, it may be cancelled, it may be lost."""
         number = int.from_bytes(frame.body, "little")
-        slot = next((s for s in self._slots if s.line_number == number), None)
+        slot = next((s for s in self._placing.slots if s.line_number == number), None)
         if slot is not None:
             slot.running[frame.ident] = None
             slot.held = frame.ident
-            self._by_task[frame.ident] = slot
+            self._placing.by_task[frame.ident] = slot
             return
         dead, begun, code = self._dead_line
         has_begun = dead != number or begun == frame.ident  # of a slot that is forgotten: it may have
         self._send_lost(frame.ident, self._lost_body(0 if has_begun else None, code))
 
     def _on_unhold(self, frame: Frame) -> None:
-        slot = self._by_task.get(frame.ident)
+        slot = self._placing.by_task.get(frame.ident)
         if slot is not None:
-            self._ended(slot, frame.ident)
-            self._dispatch()
+            self._placing.ended(slot, frame.ident)
+            self._placing.dispatch()
 
     # Ending tasks ---------------------------------------------------------------------------------------------------
 
     def _on_recall(self, frame: Frame) -> None:
-        if self._forget_unbegun(frame.ident):
+        if self._placing.forget_unbegun(frame.ident):
             self._send(Kind.RECALLED, frame.ident)
-
-    def _forget_unbegun(self, task: int) -> bool:
-        """False: it has begun, as far as can be known, or was never here."""
-        was_shelved = task in self._shelved
-        if was_shelved:
-            self._take_back(task)
-        pending = self._pending(task)
-        if pending is None:
-            return False
-        self._queue.remove(pending)
-        if was_shelved and self._queue:
-            self._dispatch()
-        return True
 
     def _on_cancel(self, frame: Frame) -> None:
         """`lane` is the grace in tenths of a second before SIGKILL."""
-        if self._forget_unbegun(frame.ident):
+        if self._placing.forget_unbegun(frame.ident):
             self._send(Kind.RECALLED, frame.ident)
-            rank = self._ranks.get(frame.ident)
+            rank = self._placing.ranks.get(frame.ident)
             if rank is not None:
                 rank.cancelled.add(frame.ident)
                 self._kill(rank)
             return
-        slot = self._by_task.get(frame.ident)
+        slot = self._placing.by_task.get(frame.ident)
         if slot is None:
             self._failed_ranks.pop(frame.ident, None)
             self._send(Kind.RECALLED, frame.ident)
@@ -482,7 +240,7 @@ class Agent:
         self._loop.call_later(frame.lane / 10, lambda: self._kill_if_running(slot, frame.ident))
 
     def _interrupt(self, slot: Slot, task: int) -> None:
-        self._send_to(slot, Frame(Kind.CLOSE, 0, 0, task, b""))
+        self._placing.send_to(slot, Frame(Kind.CLOSE, 0, 0, task, b""))
         if slot.executor == "process":
             slot.mark_cancelled(task)
             if slot.pid is not None:
@@ -504,11 +262,11 @@ class Agent:
 
     def _on_close(self, frame: Frame) -> None:
         """The consumer of a stream is gone: the generator is closed at its next yield, or interrupted, or killed."""
-        slot = self._by_task.get(frame.ident)
+        slot = self._placing.by_task.get(frame.ident)
         if slot is None:
             self._on_cancel(frame)
             return
-        self._send_to(slot, frame)
+        self._placing.send_to(slot, frame)
         grace = self._config.cancel_grace_s
 
         def insist() -> None:
@@ -540,13 +298,13 @@ class Agent:
             if not frame.flags & QUIET:
                 self._read_output(slot, flush=False)
             self._forward(frame)
-            self._ended(slot, frame.ident)
+            self._placing.ended(slot, frame.ident)
             slot.has_replied = True
             self._early_deaths = 0
             if slot.rank is not None:
                 self._loop.call_later(_RANK_ENDS_S, lambda: self._kill(slot))
-            if self._queue or self._shelved:
-                self._dispatch()
+            if self._placing.queue or self._placing.shelved:
+                self._placing.dispatch()
         elif kind == Kind.LOG:
             self._log(frame.ident, frame.lane, frame.body)
         elif kind != Kind.READY:
@@ -603,7 +361,7 @@ class Agent:
             line_number=self._lines if number == 0 and config.executor == "process" else 0,
             agent=self._listener.getsockname(),
         )
-        self._slots.append(slot)
+        self._placing.slots.append(slot)
         self._fork(slot, config.preload, b"")
         self._send_line(slot)
 
@@ -618,12 +376,12 @@ class Agent:
             notice_file=self._config.notice_file,
             agent=self._listener.getsockname(),
         )
-        self._ranks[frame.ident] = slot
+        self._placing.ranks[frame.ident] = slot
         self._fork(slot, (*order.preload, _OF_RANKS), order.launch)
         self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)
 
     def _on_take_stack(self, frame: Frame) -> None:
-        rank = self._ranks.get(frame.ident)
+        rank = self._placing.ranks.get(frame.ident)
         if rank is not None:
             task = frame.ident
             self._watch.take(
@@ -639,7 +397,7 @@ class Agent:
             self._loop.watch(reader.fd, lambda: self._read_output(slot))
         if self._topology:
             slot.channel.queue(Kind.SLOT_CONFIG, body=self._topology)
-            self._flush(slot)
+            self._placing.flush(slot)
         self._orders += 1
         self._forking[self._orders] = slot
         order = ForkOrder(number=self._orders, config=slot.config, launch=launch)
@@ -689,7 +447,7 @@ class Agent:
     def _on_zygote_gone(self, zygote: Zygote) -> None:
         """Its children died with it, and nobody is left to say so."""
         del self._zygotes[zygote.preload]
-        orphans = [s for s in [*self._slots, *self._ranks.values()] if not s.is_dead]
+        orphans = [s for s in [*self._placing.slots, *self._placing.ranks.values()] if not s.is_dead]
         for number, slot in list(self._forking.items()):
             if slot.preload == zygote.preload:
                 del self._forking[number]
@@ -711,7 +469,7 @@ class Agent:
         if slot.line_number:
             self._dead_line = slot.line_number, int(slot.page[CURRENT]), code
         if slot.shelved is not None:
-            self._take_back(slot.shelved.frame.ident)
+            self._placing.take_back(slot.shelved.frame.ident)
         for task in list(slot.running):
             self._report_lost(slot, task, code)
         self._loop.forget(slot.channel)
@@ -724,7 +482,7 @@ class Agent:
             self._replace(slot)
 
     def _report_lost(self, slot: Slot, task: int, code: int) -> None:
-        self._by_task.pop(task, None)
+        self._placing.by_task.pop(task, None)
         self._send_lost(task, self._lost(task, slot, code))
 
     def _lost(self, task: int, slot: Slot | None, code: int) -> bytes:
@@ -752,19 +510,19 @@ class Agent:
             self._client.send_result(Frame(Kind.LOST, 0, 0, task, body))
 
     def _on_rank_dead(self, slot: Slot, code: int) -> None:
-        for task, rank in list(self._ranks.items()):
+        for task, rank in list(self._placing.ranks.items()):
             if rank is not slot:
                 continue
-            del self._ranks[task]
-            pending = self._pending(task)
+            del self._placing.ranks[task]
+            pending = self._placing.pending(task)
             if pending is not None:  # it died before its task reached it
-                self._queue.remove(pending)
+                self._placing.queue.remove(pending)
                 self._report_lost(slot, task, code)
             elif not (task in slot.running or task in slot.cancelled or slot.finished_any):  # before its task came
                 self._failed_ranks[task] = self._lost(task, slot, code)
 
     def _replace(self, slot: Slot) -> None:
-        self._slots.remove(slot)
+        self._placing.slots.remove(slot)
         if not slot.finished_any:
             self._early_deaths += 1
         if self._early_deaths < _MAX_EARLY_DEATHS:
@@ -775,14 +533,14 @@ class Agent:
 
     def _start_again(self, number: int) -> None:
         self._start_slot(number)
-        self._dispatch()
+        self._placing.dispatch()
 
     # The end --------------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
         """Close what the slots wait on, and kill what does not end by itself; the watchdog sees to the rest."""
         self._listener.close()
-        for slot in [*self._slots, *self._ranks.values()]:
+        for slot in [*self._placing.slots, *self._placing.ranks.values()]:
             if slot.running and slot.pid is not None:
                 self._kill(slot)
             slot.close()

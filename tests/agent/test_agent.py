@@ -66,7 +66,7 @@ def agent(tmp_path: Path) -> Iterator[Any]:
         made: Any = Agent(config, Lease(5.0), listener)
         made._client = Client()
         payload = encode(None, lambda data: pytest.fail("a blob")).body
-        made._on_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + payload))
+        made._placing.add_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + payload))
         yield made
 
 
@@ -79,7 +79,7 @@ def test_the_task_of_a_rank_that_could_not_be_made_is_lost_and_runs_nowhere(
     agent: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     slot = make_slot(0)
-    agent._slots.append(slot)
+    agent._placing.slots.append(slot)
     agent._on_rank(Frame(Kind.RANK, 0, 1, 7, pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))))
     assert "cannot start a process" in capfd.readouterr().err
     agent._on_task(task(7, "gang", encode(((), {}), lambda data: pytest.fail("a blob")).body))
@@ -100,17 +100,17 @@ def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: 
 
     def arrives() -> None:
         body = blob_body(blobs[0].digest, blobs[0].size)
-        agent._on_blob(Frame(Kind.BLOB, 0, 0, 0, body, os.dup(blobs[0].fd)))
+        agent._placing.add_blob(Frame(Kind.BLOB, 0, 0, 0, body, os.dup(blobs[0].fd)))
 
     slot = make_slot(0)
     slot.running[1] = None
-    agent._slots.append(slot)
+    agent._placing.slots.append(slot)
     payload = encode(((b"x" * 1_000_000,), {}), put).body
     agent._on_task(task(2, "plain", payload))
     arrives()
-    agent._on_drop_blob(Frame(Kind.DROP_BLOB, 0, 0, 0, blobs[0].digest))
+    agent._placing.drop_blob(Frame(Kind.DROP_BLOB, 0, 0, 0, blobs[0].digest))
     del slot.running[1]
-    agent._dispatch()
+    agent._placing.dispatch()
     assert not slot.running
     arrives()
     assert list(slot.running) == [2]

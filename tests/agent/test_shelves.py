@@ -54,7 +54,7 @@ class Worker:
         self._claims = Claims(shelf_fd)
         self._fds = (out, err, page, shelf_fd)
         self.slot.child_fds = []
-        agent._slots.append(self.slot)
+        agent._placing.slots.append(self.slot)
 
     def tasks(self) -> list[int]:
         """What came and is this slot's, by now; a shelved one only if it is claimed."""
@@ -89,7 +89,7 @@ def agent(tmp_path: Path) -> Iterator[Any]:
     with socket.socket(socket.AF_UNIX) as listener:
         made: Any = Agent(config, Lease(5.0), listener)
         made._client = Client()
-        made._on_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + PAYLOAD))
+        made._placing.add_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + PAYLOAD))
         made._start_slot = lambda number: None
         yield made
 
@@ -126,8 +126,8 @@ def test_a_busy_slot_is_sent_its_next_task_and_no_more(agent: Any, first: Worker
     first.ends(2)
     first.ends(3)
     assert heard(agent, Kind.RESULT) == [1, 2, 3]
-    assert not agent._shelved
-    assert not agent._by_task
+    assert not agent._placing.shelved
+    assert not agent._placing.by_task
     assert not first.slot.running
 
 
@@ -137,7 +137,7 @@ def test_what_waits_goes_to_a_slot_that_falls_idle(agent: Any, first: Worker, se
     second.ends(2)
     assert second.tasks() == [3]
     assert first.tasks() == [1]
-    assert not agent._shelved
+    assert not agent._placing.shelved
 
 
 def test_what_has_begun_stays_though_another_slot_falls_idle(agent: Any, first: Worker, second: Worker) -> None:
@@ -249,5 +249,5 @@ def test_a_slot_is_left_one_void_frame_for_each_task(agent: Any, first: Worker, 
     send(agent, 4, 5)
     assert second.tasks() == [4]
     assert first.slot.shelved is None
-    assert [pending.frame.ident for pending in agent._queue] == [5]
+    assert [pending.frame.ident for pending in agent._placing.queue] == [5]
     assert first.tasks() == [1]
