@@ -20,6 +20,7 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 _MODULES = {
+    "callback": ("CheckpointCallback",),
     "coordinator": ("CheckpointCoordinator", "LoadReport", "components_of", "process_groups_of"),
     "files": ("Checkpoints", "FileCheckpoints"),
     "inspecting": ("Difference", "differences", "problems"),

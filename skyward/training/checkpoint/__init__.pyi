@@ -1,5 +1,6 @@
 """What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
 
+from .callback import CheckpointCallback as CheckpointCallback
 from .coordinator import CheckpointCoordinator as CheckpointCoordinator
 from .coordinator import LoadReport as LoadReport
 from .coordinator import components_of as components_of
@@ -29,6 +30,7 @@ from .sharded import ModelState as ModelState
 from .sharded import OptimizerState as OptimizerState
 
 __all__ = [
+    "CheckpointCallback",
     "CheckpointCoordinator",
     "CheckpointManager",
     "Checkpoints",
