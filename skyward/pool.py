@@ -1,4 +1,7 @@
-"""The pool: a provider's machines and an engine, for the length of a `with` block."""
+"""The pool: a provider's machines and an engine, for the length of a `with` block.
+
+Long, and one thing: its start, its calls, its lost nodes and its end share a few fields under the same locks.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from ..agent.outside import reply_of
 from ..bootstrap.code import Code
 from ..bootstrap.prepare import Ready, prepare
 from ..bootstrap.undo import marked, undo
-from ..errors import NoCapacity, NodeError, ProviderError, Unreachable
+from ..errors import NoCapacity, NodeError, ProviderError, SkywardError, Unreachable
 from ..events import Emit, PhaseEnded, PhaseFailed, PhaseStarted
 from ..machine import Machine, PoolSpec
 from ..ssh import Completed, Connection, Target, connect, wait_until_ready
@@ -139,7 +139,7 @@ class WayUp:
         try:
             if self._begun:
                 self._undo_patiently(time.monotonic() + _END_LIMIT_S)
-        except (NodeError, ProviderError, OSError) as error:
+        except (SkywardError, OSError) as error:
             if self.error is not None:
                 self.error.add_note(f"node {self.node} may still run: its lease ends it. {error}")
         finally:
