@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from skyward.errors import UsageError
+from skyward.errors import CheckpointError, UsageError
 from skyward.training import JsonLogger, Trainer
 from tests.training.trainer.regression import Line, Points, Stream, callback, history, losses, run
 
@@ -187,5 +187,5 @@ def test_true_needs_a_checkpoint_and_auto_does_not(tmp_path: Path) -> None:
     assert run(tmp_path, "auto", max_steps=2).state.global_step == 2
     assert run(tmp_path, "auto", max_steps=3).state.global_step == 3
     assert run(tmp_path, None, max_steps=4, resume_from_checkpoint=tmp_path / "checkpoint-3").state.global_step == 4
-    with pytest.raises(UsageError, match="checkpoint-9'?: no checkpoint is there"):
+    with pytest.raises(CheckpointError, match="checkpoint-9: no checkpoint is there"):
         run(tmp_path, str(tmp_path / "checkpoint-9"), max_steps=4)
