@@ -5,7 +5,7 @@ thread writes to the socket itself, so that a call costs one change of thread an
 is short and does no I/O that can block; what tells the user something runs after the lock was released.
 
 It is long because all of it changes the same books (tasks, links) under one lock. What can stand alone does:
-scheduler, watcher, link, gangs, logs, interrupts.
+scheduler, watcher, link, gangs, faults, logs, interrupts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import json
 import os
 import pickle
 import socket
-import sys
 import threading
 import time
 import weakref
@@ -25,20 +24,19 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import InternalError, NodeError, PoolClosed, SkywardError, TaskTimeout, Unreachable
+from ..errors import InternalError, PoolClosed, SkywardError, TaskTimeout
 from ..events import Emit, NodeReady, ignore
-from ..machine import PREEMPTED, LogSink, Machine, Machines
+from ..machine import LogSink, Machine, Machines
 from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
 from ..topology import AcceleratorInfo
 from ..wire import pull
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame, Kind
 from ..wire.payloads import Encoded
-from ..wire.stream import Ends
 from ..wire.tasks import Topology
 from . import interrupts
 from .asking import Asking
-from .dial import LINK_TIMES, Forgotten
+from .faults import Faults
 from .future import Future, refuse_to_wait, this_thread
 from .gang import Gang, RankTask
 from .gangs import Gangs
@@ -53,9 +51,6 @@ from .watcher import Watcher
 __all__ = ["DirectEngine"]
 
 _CONNECT_S = 20.0
-_REPLACEMENT_TRIES = 3
-"""How often a lost node gets another machine before it is given up, where those that it gets cannot be reached."""
-_LOOK_S = 0.2
 _FINISH_S = 3.0
 """Seconds for the last frames to a remote node, and for the command that brings them there to end."""
 
@@ -89,10 +84,9 @@ class DirectEngine:
         self._source: Machines | None = None
         self._tasks: dict[int, Task] = {}
         self._gangs = Gangs(self)
+        self._faults = Faults(self)
         self.asking = Asking(self)
         self._losses: dict[int, Loss] = {}
-        self._taken_back: set[int] = set()
-        """Nodes whose provider took the machine back; until another stands in their place and is lost."""
         self._after: list[Callable[[], object]] = []
         self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
         self._abandoned: deque[int] = deque()
@@ -515,7 +509,7 @@ class DirectEngine:
     def _fail(self, task: Task, action: FailTask) -> None:
         loss = self._losses.pop(task.id, None)
         if loss is None:
-            loss = self._node_loss(action.node or 0, started=action.started)
+            loss = self._faults.node_loss(action.node or 0, started=action.started)
         self._forget(task)
         error = loss_error(loss, task.name, task.tail)
         if not task.is_cancelled:
@@ -610,7 +604,7 @@ class DirectEngine:
         for link in dead:
             if link.reading.acquire(blocking=False):  # else a leading caller is reading it this moment
                 try:
-                    self._link_gone(link, "it has been silent for too long")
+                    self._faults.link_gone(link, "it has been silent for too long")
                 finally:
                     link.reading.release()
 
@@ -655,9 +649,9 @@ class DirectEngine:
         if not isinstance(link, NodeLink):
             self._line_gone(link)
         elif isinstance(error, ChannelClosed):
-            self._link_gone(link, "its link ended")
+            self._faults.link_gone(link, "its link ended")
         elif link.dialler is not None:
-            self._link_gone(link, str(error))  # something on the way wrote into the stream
+            self._faults.link_gone(link, str(error))  # something on the way wrote into the stream
         else:
             raise error
 
@@ -781,7 +775,7 @@ class DirectEngine:
         elif kind == Kind.LINE:
             self._on_line(link.node, frame)
         elif kind in (Kind.USAGE, Kind.NOTICE):
-            (self._teller.usage if kind == Kind.USAGE else self._on_notice)(link.node, frame.body)
+            (self._teller.usage if kind == Kind.USAGE else self._faults.on_notice)(link.node, frame.body)
         elif kind == Kind.ANSWER:
             self.asking.on_answer(frame)
         elif task is None:
@@ -884,174 +878,6 @@ class DirectEngine:
         line.channel.close()
         link.hold()
         self._dirty.add(link)
-
-    # Lost links -----------------------------------------------------------------------------------------------------
-
-    def _link_gone(self, link: NodeLink, why: str) -> None:
-        """Of a socket: the node is gone. Of a remote link: another is made, and until then nobody sees a difference."""
-        if link.dialler is None:
-            self._node_gone(link, why)
-            return
-        with self._changing():
-            if not self._is_open or not link.channel.is_attached:
-                return
-            self._unwatch(link)
-            ends = link.channel.release()
-            self._teller.link_lost(link.node, why)
-            self._perform(self._scheduler.node_paused(link.node))
-        threading.Thread(target=self._reconnect, args=(link, ends), name="skyward-reconnect", daemon=True).start()
-
-    def _unwatch(self, link: NodeLink) -> None:
-        link.is_led = link.is_blocked = False
-        self._watcher.remove(link)
-        self._liveness.forget(link)
-        self._dirty.discard(link)
-
-    def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
-        """In a thread of its own: another link to the same agent; once its lease must be over, the node is gone."""
-        assert link.dialler is not None
-        if ends is not None:
-            ends.close()
-        deadline = link.channel.heard_at + self._machines[link.node].lease_s + LINK_TIMES.margin_s
-        try:
-            made, facts = link.dialler.dial_until(deadline, LINK_TIMES, lambda: self._why_gone(link.node))
-        except (Forgotten, NodeError, InternalError) as error:
-            self._node_gone(link, str(error))
-            return
-        with self._changing():
-            if not self._is_open or self._links.get(link.node) is not link:
-                self._after.append(made.close)
-                return
-            link.dialler.channel.attach(made, facts["received"])
-            link.follow()
-            self._watch(link)
-            self._teller.link_restored(link.node)
-            self._perform(self._scheduler.node_resumed(link.node))
-        self._wake()
-
-    def _why_gone(self, node: int) -> str | None:
-        return None if self._source is None else self._source.why_gone(node)
-
-    # Lost nodes -----------------------------------------------------------------------------------------------------
-
-    def _node_gone(self, link: NodeLink, why: str) -> None:
-        with self._changing():  # closed under the lock: another thread may be about to write to it
-            self._drop_line(link)
-            self._unwatch(link)
-            if link.dialler is None:
-                link.close()
-            else:
-                self._after.append(link.close)
-            if not self._is_open:
-                return
-            node = link.node
-            if self._links.get(node) is link:
-                del self._links[node]
-            self._taken_back.discard(node)
-            if why == PREEMPTED:
-                self._taken_back.add(node)
-            will_return = self._source is not None
-            self._teller.node_lost(node, will_return=will_return, reason=why)
-            for task in list(self._tasks.values()):
-                self._lose(task, node)
-            self._perform(self._scheduler.node_lost(node, will_return=will_return))
-            self._gangs.node_lost(node)
-        if will_return:
-            threading.Thread(target=self._replace, args=(node,), name="skyward-replace", daemon=True).start()
-
-    def _on_notice(self, node: int, said: bytes) -> None:
-        """Its machine will be taken: send it nothing new, and see to another one."""
-        self._teller.preemption_notice(node, said)
-        self._perform(self._scheduler.node_leaving(node))
-        link = self._links.get(node)
-        if self._source is not None and link is not None:
-            threading.Thread(target=self._relieve, args=(link,), name="skyward-relieve", daemon=True).start()
-
-    def _relieve(self, link: NodeLink) -> None:
-        """In a thread of its own: once another machine is ready and nothing runs on this one, it is given up."""
-        assert self._source is not None
-        try:
-            is_ready = self._source.prepare_replacement(link.node)
-        except Exception as error:  # then it is replaced once it is gone
-            sys.stderr.write(f"skyward: node {link.node}: no other machine yet: {type(error).__name__}: {error}\n")
-            return
-        while is_ready:
-            with self._lock:
-                if not self._is_open or self._links.get(link.node) is not link:
-                    return  # it is gone already
-                if self._scheduler.is_idle(link.node):
-                    break
-            time.sleep(_LOOK_S)
-        if is_ready:
-            self._node_gone(link, PREEMPTED)
-
-    def _lose(self, task: Task, node: int) -> None:
-        """Before the scheduler decides: tasks that handle their own loss, and streams, which cannot go on elsewhere."""
-        if isinstance(task, RankTask):
-            if task.node == node:
-                self._forget(task)
-                loss = self._node_loss(node, started=True)
-                self._after.append(lambda: task.on_lost(loss))
-            return
-        if self._scheduler.node_of(task.id) != node:
-            return
-        loss = self._node_loss(node, started=None)
-        if task.is_cancelled or task.handles_loss or not task.may_move:
-            self._forget(task)
-            self._scheduler.drop(task.id)
-            if task.handles_loss:
-                self._after.append(lambda: task.on_lost(loss))
-            elif not task.is_cancelled:
-                error = loss_error(loss, task.name)
-                self._after.append(lambda: task.on_failed(error))
-        else:
-            self._losses[task.id] = loss
-
-    def _node_loss(self, node: int, *, started: bool | None) -> Loss:
-        return Loss(node=node, started=started, is_node=True, is_preempted=node in self._taken_back)
-
-    def _replace(self, node: int) -> None:
-        """In a thread of its own: get another machine, or give up on the node."""
-        assert self._source is not None
-        machine: Machine | None = None
-        link: NodeLink | None = None
-        try:
-            for tries_left in range(_REPLACEMENT_TRIES - 1, -1, -1):
-                machine = self._source.replace(node)
-                if machine is None or not self._is_open:
-                    break
-                try:
-                    link = self._opener.open(machine)
-                    break
-                except Unreachable:
-                    if not tries_left:
-                        raise
-        except Exception as error:  # the node's calls are told NodeLost; why there is no other node is told here
-            self._give_up(node, error)
-        with self._changing():
-            if not self._is_open:
-                if link is not None:
-                    self._after.append(link.close)
-                return
-            if machine is None or link is None:
-                self._teller.node_lost(node, will_return=False)
-                self._perform(self._scheduler.node_lost(node, will_return=False))
-                return
-            self._machines[node] = machine
-            self._links[node] = link
-            self._node_up(machine)
-            self._teller.node_replaced(node)
-        self._wake()
-
-    def _give_up(self, node: int, error: Exception) -> None:
-        if not self._is_open:
-            return  # the pool ends what there is
-        assert self._source is not None
-        sys.stderr.write(f"skyward: node {node} could not be replaced: {type(error).__name__}: {error}\n")
-        try:
-            self._source.give_up(node)
-        except Exception as failure:
-            sys.stderr.write(f"skyward: node {node}: and then: {type(failure).__name__}: {failure}\n")
 
 
 class _Changing:
