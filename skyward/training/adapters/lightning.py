@@ -107,11 +107,12 @@ class LightningTranslation:
         self._run.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._fit.detach()
+        self.teardown(trainer, pl_module, "fit")
         self._run.bus.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._fit.detach()
+        if "_fit" in vars(self):  # not where Lightning has refused what it was given
+            self._fit.detach()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         self._run.state.epoch = float(trainer.current_epoch)

@@ -102,6 +102,7 @@ class Run:
         self.before_log: Callable[[], None] | None = None
         """Called before a log is made: `took` what is not taken yet."""
         self._evaluation_began: float | None = None
+        self._resumed: Mapping[str, Any] = {}
         self._has_begun_once = self._is_over = False
         self._reset()
 
@@ -109,10 +110,11 @@ class Run:
         self.control = TrainerControl()
         self._is_stopping = self._is_aborted = self._is_over = False
         self._saved_step = self._logged_step = self._first_step = self.state.global_step
-        self._loss, self._weight = 0.0, 0.0
-        self._all_loss, self._all_weight = 0.0, 0.0
-        self._tokens = 0
         self._began = time.monotonic()
+        # What a checkpoint was made in the middle of goes on there.
+        self._loss, self._weight, self._tokens = self._resumed.get("since_log", (0.0, 0.0, 0))
+        self._all_loss, self._all_weight = self._resumed.get("of_run", (0.0, 0.0))
+        self._resumed = {}
 
     # Its beginning and end -------------------------------------------------------------------------------------------
 
@@ -293,13 +295,21 @@ class Run:
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
+        if self.before_log is not None:
+            self.before_log()
         state = self.state
         kept = {"num_input_tokens_seen": state.num_input_tokens_seen, "total_flos": state.total_flos}
-        return {"callbacks": self.bus.state_dict(), "state": {**kept, "log_history": list(state.log_history)}}
+        since_log = [float(self._loss), self._weight, self._tokens]
+        return {
+            "callbacks": self.bus.state_dict(),
+            "state": {**kept, "log_history": list(state.log_history)},
+            "losses": {"since_log": since_log, "of_run": [self._all_loss, self._all_weight]},
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         for name, value in state_dict["state"].items():
             setattr(self.state, name, value)
+        self._resumed = state_dict["losses"]
         self.bus.load_state_dict(state_dict["callbacks"])
 
 

@@ -50,11 +50,11 @@ def callbacks() -> list[Any]:
     ]
 
 
-def _rows() -> list[Any]:
+def rows() -> list[Any]:
     return [{"x": x, "labels": y} for x, y in zip(X, Y, strict=True)]
 
 
-_ARGUMENTS: dict[str, Any] = {
+ARGUMENTS: dict[str, Any] = {
     "num_train_epochs": EPOCHS,
     "per_device_train_batch_size": BATCH,
     "per_device_eval_batch_size": BATCH,
@@ -74,8 +74,8 @@ _ARGUMENTS: dict[str, Any] = {
 def with_our_trainer(folder: Path, rate: float) -> None:
     from skyward.training import Trainer, TrainingArguments
 
-    args = TrainingArguments(output_dir=folder, learning_rate=rate, **_ARGUMENTS)
-    Trainer(Line(), args, train_dataset=_rows(), eval_dataset=_rows(), callbacks=callbacks()).train()
+    args = TrainingArguments(output_dir=folder, learning_rate=rate, **ARGUMENTS)
+    Trainer(Line(), args, train_dataset=rows(), eval_dataset=rows(), callbacks=callbacks()).train()
 
 
 def with_hf(folder: Path, rate: float) -> None:
@@ -83,16 +83,19 @@ def with_hf(folder: Path, rate: float) -> None:
 
     from skyward.training import HFCallbacks
 
-    args = TrainingArguments(output_dir=str(folder), learning_rate=rate, report_to=[], **_ARGUMENTS)
-    given: Any = {"train_dataset": _rows(), "eval_dataset": _rows()}
+    args = TrainingArguments(output_dir=str(folder), learning_rate=rate, report_to=[], **ARGUMENTS)
+    given: Any = {"train_dataset": rows(), "eval_dataset": rows()}
     Trainer(Line(), args, callbacks=[HFCallbacks(callbacks())], **given).train()
 
 
-def with_lightning(folder: Path, rate: float) -> None:
-    from lightning.pytorch import LightningModule, Trainer
+def loader() -> Any:
     from torch.utils.data import DataLoader, TensorDataset
 
-    from skyward.training import LightningCallbacks
+    return DataLoader(TensorDataset(X, Y), batch_size=BATCH)
+
+
+def lightning_module(rate: float) -> Any:
+    from lightning.pytorch import LightningModule
 
     class Module(LightningModule):  # type: ignore[misc]  # it is Any to mypy here
         def __init__(self) -> None:
@@ -108,17 +111,29 @@ def with_lightning(folder: Path, rate: float) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=rate)
 
-    data = DataLoader(TensorDataset(X, Y), batch_size=BATCH)
-    Trainer(
+    return Module()
+
+
+def lightning_trainer(folder: Path, callback: Any, *, epochs: int) -> Any:
+    from lightning.pytorch import Trainer
+
+    return Trainer(
         default_root_dir=folder,
-        max_epochs=EPOCHS,
-        callbacks=[LightningCallbacks(callbacks(), logging_steps=1)],
+        max_epochs=epochs,
+        callbacks=[callback],
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-    ).fit(Module(), data, data)
+    )
+
+
+def with_lightning(folder: Path, rate: float) -> None:
+    from skyward.training import LightningCallbacks
+
+    made = lightning_trainer(folder, LightningCallbacks(callbacks(), logging_steps=1), epochs=EPOCHS)
+    made.fit(lightning_module(rate), loader(), loader())
 
 
 def with_keras(folder: Path, rate: float) -> None:

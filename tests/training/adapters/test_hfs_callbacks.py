@@ -13,6 +13,9 @@ from transformers import Trainer as HFTrainer
 from transformers import TrainingArguments as HFArguments
 
 from skyward.training import Trainer, TrainingArguments
+from tests.training.events import scalars_in, texts_in, without_tensorflow
+
+without_tensorflow()  # tensorboard would load it
 
 
 class Line(torch.nn.Module):
@@ -96,17 +99,13 @@ def test_a_users_callback_for_hf_is_called_as_hf_calls_it(tmp_path: Path) -> Non
 
 
 def test_hfs_tensorboard_integration_runs_under_ours(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import (
-        EventAccumulator,
-    )
     from transformers.integrations import TensorBoardCallback
 
     from skyward.training import WeightNormLogger
 
     trainer(tmp_path, WeightNormLogger(), TensorBoardCallback(), num_train_epochs=1).train()
     (folder,) = {each.parent for each in tmp_path.rglob("events.out.*")}
-    read = EventAccumulator(str(folder))
-    read.Reload()
-    assert [each.step for each in read.Scalars("train/loss")] == [1, 2]
-    assert {"train/weight_norm", "eval/loss"} <= set(read.Tags()["scalars"])
-    assert json.loads(read.Tensors("args/text_summary")[0].tensor_proto.string_val[0])["learning_rate"] == 2.0
+    scalars = scalars_in(folder)
+    assert [step for step, _ in scalars["train/loss"]] == [1, 2]
+    assert {"train/weight_norm", "eval/loss"} <= set(scalars)
+    assert json.loads(texts_in(folder)["args"][0][1])["learning_rate"] == 2.0
