@@ -144,6 +144,10 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"rank 0 ended at step \d+, rank 1 at the same: True",
         r"2 checkpoints, the last of step \d+: True",
     ),
+    "24_checkpoints": (
+        r"the last start went on after step [46]; its last loss is the same: True",
+        r"checkpoint-10, written by 2 ranks: \('model',\)",
+    ),
     "22_same_callbacks": (
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_transformers: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\n",
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_lightning: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.ckpt\n",

@@ -19,6 +19,7 @@ from skyward.training.checkpoint import (
     export_checkpoint,
     migrate_checkpoint,
     problems,
+    prune,
 )
 from tests.training.checkpoint.states import Box, part, same, shard
 
@@ -170,3 +171,15 @@ def test_zero_is_a_metric_and_nan_is_none(tmp_path: Path) -> None:
     found = checkpoints_in(tmp_path)
     assert [each.step for each in best_of(found, "x", greater_is_better=False)] == [4, 2, 1]
     assert [each.step for each in best_of(found, "x")] == [1, 4, 2]
+
+
+@pytest.mark.parametrize("store", ["folder", "memory"])
+def test_old_checkpoints_are_deleted_from_any_store(store: str, tmp_path: Path) -> None:
+    place = str(tmp_path) if store == "folder" else f"memory://{tmp_path.name}-retention"
+    for step in range(4):
+        CheckpointCoordinator([part("model", Box(shard(step)), "global")], output_dir=place).save_checkpoint()
+    oldest = checkpoints_in(place)[0].path
+    deleted = prune(place, keep=2, protect=[oldest])
+    assert [Path(each).name for each in deleted] == ["checkpoint-1", "checkpoint-2"]
+    assert [each.step for each in checkpoints_in(place)] == [0, 3]
+    assert [problems(each.path) for each in checkpoints_in(place)] == [[], []]
