@@ -176,6 +176,7 @@ def test_a_call_whose_process_stands_still_answers_late_and_hurts_nobody(pool: s
     control = pool.control(future)
     pid = control.status().ranks[0]["pid"]
     os.kill(pid, signal.SIGSTOP)
+    until(lambda: "T (stopped)" in Path(f"/proc/{pid}/status").read_text())
     answers: list[object] = []
 
     def ask() -> None:

@@ -109,6 +109,7 @@ class TrainerControlCallback(TrainerCallback):
         books = Books(self._wanted_id or endpoint.default_job_id())
         books.max_steps, books.global_step, books.epoch = state.max_steps, state.global_step, state.epoch
         books.world_size = ranks.world_size
+        books.ranks([_of_this_rank(state, ranks)])  # the others come when they have met
         channel.answer_here(books)
         wants_http = not channel.is_in_call() if self._enable_http is None else self._enable_http
         if wants_http:
@@ -233,19 +234,21 @@ class TrainerControlCallback(TrainerCallback):
             control.should_training_stop = True
 
     def _tell_ranks(self, state: Any, ranks: Ranks) -> None:
-        said = ranks.exchange(
-            {
-                "rank": ranks.rank,
-                "node": os.environ.get("GROUP_RANK"),
-                "host": platform.node(),
-                "pid": os.getpid(),
-                "global_step": state.global_step,
-                "at": time.time(),
-                "memory_bytes": _memory_bytes(),
-            }
-        )
+        said = ranks.exchange(_of_this_rank(state, ranks))
         if self._books is not None:
             self._books.ranks(said)
+
+
+def _of_this_rank(state: Any, ranks: Ranks) -> dict[str, Any]:
+    return {
+        "rank": ranks.rank,
+        "node": os.environ.get("GROUP_RANK"),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "global_step": state.global_step,
+        "at": time.time(),
+        "memory_bytes": _memory_bytes(),
+    }
 
 
 def _close(books: Books, server: ControlServer | None) -> None:

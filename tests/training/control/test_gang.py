@@ -11,6 +11,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import UsageError
+from tests.waiting import until
 
 pytest.importorskip("torch")
 
@@ -49,6 +50,7 @@ def test_an_abort_is_all_ranks_at_one_step_and_status_shows_them_all(pool: sky.C
     with ThreadPoolExecutor() as threads, _ended(pool):
         training = threads.submit(lambda: train() @ pool)
         control = pool.control("train")
+        until(lambda: len(control.status().ranks) == 2)
         status = control.status()
         assert status.world_size == 2
         assert [rank["rank"] for rank in status.ranks] == [0, 1]
