@@ -6,7 +6,6 @@ differs is said where it does. One file, because it is one narrative: `train` re
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import os
@@ -24,9 +23,12 @@ from ...errors import UsageError
 from ..agree import Ranks, ranks_of_this_process
 from ..arguments import TrainingArguments
 from ..bus import CallbackHandler
+from ..callbacks.info import InfoCallback
+from ..callbacks.metrics import DefaultMetrics
+from ..callbacks.progress import ProgressCallback
 from ..checkpoint import Checkpoints, FileCheckpoints, RNGState, SharingPattern, StateComponent
 from ..checkpoint.rng import seed_everything
-from ..events import TrainerControl, TrainerState
+from ..events import TrainerCallback, TrainerControl, TrainerState
 from . import flow, loss
 from .batches import MicroBatch
 from .collate import Collator, columns_of
@@ -753,25 +755,17 @@ def _shifts_labels(model: nn.Module) -> bool:
     return "ForCausalLM" in str(getattr(model, "loss_type", "")) or type(model).__name__.endswith("LMHeadModel")
 
 
-_DEFAULTS = (
-    ("metrics", "DefaultMetrics", "first"),
-    ("info", "InfoCallback", "last"),
-    ("progress", "ProgressCallback", "last"),
-)
-
-
 def _with_defaults(callbacks: list[object], args: TrainingArguments) -> list[object]:
-    """The user's callbacks between those that every run has."""
-    first: list[object] = []
-    last: list[object] = []
-    for module, name, where in _DEFAULTS:
-        try:
-            found = importlib.import_module(f"..callbacks.{module}", __package__)
-        except ModuleNotFoundError:
-            continue
-        kind = getattr(found, name)
-        if any(isinstance(each, kind) or each is kind for each in callbacks):
-            continue
-        options = {"use_tqdm": False} if name == "ProgressCallback" and args.disable_tqdm else {}
-        (first if where == "first" else last).append(kind(**options))
-    return [*first, *callbacks, *last]
+    """The user's callbacks between those that every run has; the user's own of such a class takes its place."""
+
+    def absent(kind: type[TrainerCallback], **options: Any) -> list[object]:
+        is_given = any(isinstance(each, kind) or each is kind for each in callbacks)
+        return [] if is_given else [kind(**options)]
+
+    progress = {"use_tqdm": False} if args.disable_tqdm else {}
+    return [
+        *absent(DefaultMetrics),
+        *callbacks,
+        *absent(InfoCallback),
+        *absent(ProgressCallback, **progress),
+    ]
