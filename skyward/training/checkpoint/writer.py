@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from ...errors import CheckpointCorrupt, UsageError
-from .folders import Folder, digest_of_file
+from .folders import Folder, LocalFolder, digest_of_file
 from .manifest import FileEntry
 
 __all__ = ["check_file", "read_state", "write_state"]
@@ -119,6 +119,7 @@ def _write_safetensors(file: Any, state: Any) -> None:
 
 
 def _read_safetensors(folder: Folder, name: str) -> dict[str, torch.Tensor]:
+    from safetensors import safe_open
     from safetensors.torch import load
 
     if name.endswith(".index.json"):
@@ -128,11 +129,17 @@ def _read_safetensors(folder: Folder, name: str) -> dict[str, torch.Tensor]:
         for shard in shards:
             state.update(_read_safetensors(folder, shard))
         return state
-    with folder.open(name) as file:
-        raw = file.read()
-    state = load(raw)
-    length = int.from_bytes(raw[:8], "little")
-    aliases = json.loads(raw[8 : 8 + length]).get("__metadata__", {}).get(_ALIASES, "{}")
-    for alias, first in json.loads(aliases).items():
+    if isinstance(folder, LocalFolder):
+        # Mapped, then copied: once, and the tensors outlive the file.
+        with safe_open(f"{folder.path}/{name}", framework="pt") as mapped:
+            state = {each: mapped.get_tensor(each).clone() for each in mapped.keys()}  # noqa: SIM118  # it is no dict
+            metadata = mapped.metadata() or {}
+    else:
+        with folder.open(name) as file:
+            raw = file.read()
+        state = load(raw)
+        length = int.from_bytes(raw[:8], "little")
+        metadata = json.loads(raw[8 : 8 + length]).get("__metadata__", {})
+    for alias, first in json.loads(metadata.get(_ALIASES, "{}")).items():
         state[alias] = state[first]
     return state
