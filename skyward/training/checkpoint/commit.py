@@ -42,11 +42,8 @@ class Staging(Protocol):
     def begin(self) -> None:
         """Rank 0's, before the others write."""
 
-    def flush(self) -> None:
-        """Each rank's, after its files: their names are durable then."""
-
     def commit(self, manifest: bytes) -> str:
-        """Rank 0's, when all ranks have written. Gives the checkpoint's path."""
+        """Rank 0's, when all ranks have written and flushed their files. Gives the checkpoint's path."""
 
     def discard(self) -> None:
         """Rank 0's, when no rank writes any longer."""
@@ -61,16 +58,13 @@ class LocalStaging:
     def begin(self) -> None:
         Path(self.folder.path).mkdir(parents=True)
 
-    def flush(self) -> None:
-        path = Path(self.folder.path)
-        for each in [path, *(below for below in path.rglob("*") if below.is_dir())]:
-            flush_folder(each)
-
     def commit(self, manifest: bytes) -> str:
         with self.folder.create(MANIFEST) as file:
             file.write(manifest)
         staged, final = Path(self.folder.path), Path(self._parent.path, self._name)
-        flush_folder(staged)
+        # Once for all names, those of other ranks' files too: every flush costs a commit of the file system's journal.
+        for folder in [staged, *(below for below in staged.rglob("*") if below.is_dir())]:
+            flush_folder(folder)
         replaced = Path(self._parent.path, f"{OLD}{self._name}-{self._token}")
         if final.exists():
             final.rename(replaced)  # `sweep` renames it back if we die here
@@ -96,9 +90,6 @@ class ObjectStaging:
 
     def begin(self) -> None:
         pass  # there are no folders to be made
-
-    def flush(self) -> None:
-        pass  # an object that is there is durable
 
     def commit(self, manifest: bytes) -> str:
         with self._final.create(MANIFEST) as file:

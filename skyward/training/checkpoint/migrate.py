@@ -151,7 +151,6 @@ def _write(
             files.append(replace(entry, path=staging.prefix + path))
             size = entry.bytes + (components[key].size_bytes if key in components else 0)
             components[key] = replace(part.component, key=key, size_bytes=size)
-        staging.flush()
         text = name.removeprefix(PREFIX)
         manifest = Manifest(
             checkpoint_path=name,

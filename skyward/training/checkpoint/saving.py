@@ -187,15 +187,13 @@ class _Save:
                 written += [(each, 0) for each in entries]
 
         def write() -> list[FileEntry]:
-            entries = [
+            return [
                 self._write_piece(staging, component, piece)
                 for component in self._request.components
                 if component.key not in sharded
                 for piece in pieces[component.key]
                 if self._ranks.rank in self._writers(piece, topology)
             ]
-            staging.flush()
-            return entries
 
         leaders = self._leaders(topology)
         for rank, entries in enumerate(together(self._ranks, what, write)):
