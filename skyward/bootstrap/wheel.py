@@ -37,7 +37,8 @@ def own_wheel() -> Wheel:
     for folder, folders, names in os.walk(_PACKAGE):
         folders[:] = sorted(set(folders) - {"__pycache__"})
         for name in sorted(names):
-            if name.endswith((".py", ".pyi", ".sh", ".typed", ".json", ".toml")):
+            # Whatever the package holds, pages and scripts too; not what editors and interpreters leave in it.
+            if not (name.startswith((".", "#")) or name.endswith((".pyc", ".pyo", "~"))):
                 path = os.path.join(folder, name)
                 with open(path, "rb") as file:
                     files[os.path.join("skyward", os.path.relpath(path, _PACKAGE))] = file.read()
