@@ -40,8 +40,9 @@ class TrainingArguments:
     Raises: UsageError, which names the field, its value and the legal range.
     """
 
-    output_dir: str | os.PathLike[str] | None = None
-    """Checkpoints are `output_dir/checkpoint-<step>`. None: `trainer_output` in the working folder."""
+    output_dir: str | os.PathLike[str] | None = field(default=None, kw_only=False)
+    """Checkpoints are `output_dir/checkpoint-<step>`. None: `trainer_output` in the working folder. The one argument
+    that may come without its name, as in Hugging Face's."""
     logging_dir: str | os.PathLike[str] | None = None
     """What loggers write. None: `output_dir/logs`."""
 
@@ -124,6 +125,7 @@ class TrainingArguments:
     do_eval: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._normalise()
         for name, (is_legal, legal) in _RULES.items():
             value = getattr(self, name)
@@ -131,6 +133,13 @@ class TrainingArguments:
                 raise UsageError(f"{type(self).__name__}.{name}={value!r}: must be {legal}")
         self._derive()
         self._check_combinations()
+
+    def _check_types(self) -> None:
+        """A flag that is text is true, also "false": what comes out of a file must not turn things on."""
+        for name, (kinds, legal) in _TYPES.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise UsageError(f"{type(self).__name__}.{name}={value!r}: must be {legal}")
 
     def _normalise(self) -> None:
         output_dir = os.path.expanduser(os.fspath(self.output_dir if self.output_dir is not None else "trainer_output"))
@@ -314,4 +323,18 @@ _RULES: dict[str, Rule] = {
         lambda value: value is None or (_is_whole(value) and 0 <= value < 2**32),
         "a whole number from 0 to 4294967295, or None",
     ),
+}
+
+_FLAGS = {
+    each.name: ((int, type(None)), "True, False or None") if "None" in str(each.type) else ((int,), "True or False")
+    for each in fields(TrainingArguments)
+    if each.init and each.type in ("bool", "bool | None")
+}
+_PATH: tuple[tuple[type, ...], str] = ((str, os.PathLike, type(None)), "a path, or None")
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    **_FLAGS,
+    "output_dir": _PATH,
+    "logging_dir": _PATH,
+    "resume_from_checkpoint": ((str, os.PathLike, bool, type(None)), "a checkpoint's folder, True, 'auto', or None"),
+    "metric_for_best_model": ((str, type(None)), "a metric's name, or None"),
 }

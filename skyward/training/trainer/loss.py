@@ -70,10 +70,12 @@ def call(model: nn.Module, inputs: Any, **more: Any) -> Any:
 
 def loss_of(outputs: Any, model: nn.Module) -> torch.Tensor:
     """The loss in what a model gives: `outputs["loss"]`, `outputs.loss`, the first of a tuple, or the tensor itself.
+    One for each sample is as good: () or (B,).
 
     Raises: UsageError where there is none.
     """
     loss: Any = outputs
+    is_named = isinstance(outputs, Mapping) or hasattr(outputs, "loss")
     if isinstance(outputs, Mapping):
         loss = outputs.get("loss")
     elif hasattr(outputs, "loss"):
@@ -85,6 +87,11 @@ def loss_of(outputs: Any, model: nn.Module) -> torch.Tensor:
         raise UsageError(
             f"model={type(unwrap(model)).__name__}: gave no loss, {has}; return the loss first, as 'loss' or alone, or "
             "give Trainer a compute_loss_func"
+        )
+    if loss.ndim > 1 and not is_named:  # logits: their mean would be trained, and nobody would see it
+        raise UsageError(
+            f"model={type(unwrap(model)).__name__}: gave a tensor of shape {tuple(loss.shape)} where its loss should "
+            "be; return a single number first, as 'loss' or alone, or give Trainer a compute_loss_func"
         )
     return loss.mean() if loss.ndim else loss
 

@@ -95,7 +95,9 @@ class Trainer:
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.args = args or TrainingArguments()
+        self.args = args if args is not None else TrainingArguments()
+        if not isinstance(self.args, TrainingArguments):
+            raise UsageError(f"Trainer: args={self.args!r:.80}: must be a skyward.training.TrainingArguments")
         self.ranks: Ranks = self._make_ranks()
         self.device = device_of(self.args, self.ranks)
         if (model is None) == (model_init is None):
@@ -138,6 +140,13 @@ class Trainer:
         self._check_datasets()
 
     def _make_ranks(self) -> Ranks:
+        world = os.environ.get("WORLD_SIZE", "1")
+        if "RANK" in os.environ and world not in ("", "1") and not _has_process_group():
+            # Each of them would train alone, on all of the data, into the same folder.
+            raise UsageError(
+                f"Trainer: WORLD_SIZE={world} says that this is one of several processes, but torch.distributed is not "
+                "initialized; call init_process_group first, use @sky.integrations.torch, or unset WORLD_SIZE"
+            )
         return ranks_of_this_process()
 
     def _check_datasets(self) -> None:
@@ -729,6 +738,10 @@ class Trainer:
                 self.state.best_global_step = self.state.global_step
             return True
         return False
+
+
+def _has_process_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _speed(prefix: str, runtime_s: float, *, samples: int, steps: int) -> dict[str, float]:

@@ -34,6 +34,11 @@ ILLEGAL: list[tuple[dict[str, Any], str]] = [
     ({"seed": -1}, r"seed=-1"),
     ({"fp16": True, "bf16": True}, r"fp16=True and bf16=True"),
     ({"dataloader_prefetch_factor": 2}, r"dataloader_prefetch_factor=2: needs workers"),
+    ({"bf16": "false"}, r"bf16='false': must be True or False"),
+    ({"dispatch_batches": "yes"}, r"dispatch_batches='yes': must be True, False or None"),
+    ({"output_dir": 5}, r"output_dir=5: must be a path, or None"),
+    ({"resume_from_checkpoint": 3}, r"resume_from_checkpoint=3: must be a checkpoint's folder, True, 'auto', or None"),
+    ({"metric_for_best_model": 3}, r"metric_for_best_model=3: must be a metric's name, or None"),
     ({"save_strategy": "best"}, r"eval_strategy='no'"),
     ({"load_best_model_at_end": True}, r"save_strategy \('steps'\) and eval_strategy \('no'\)"),
     (
@@ -49,6 +54,19 @@ def test_arguments_are_refused_with_field_value_and_range(args: dict[str, Any], 
         TrainingArguments(**args)
 
 
+def test_the_output_dir_may_come_without_its_name() -> None:
+    assert TrainingArguments("out", max_steps=3) == TrainingArguments(output_dir="out", max_steps=3)
+
+
+def test_one_of_several_processes_without_a_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match=r"WORLD_SIZE=2 .* not initialized; call init_process_group"):
+        trainer(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    trainer(tmp_path)
+
+
 def test_a_trainer_says_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="model= and model_init="):
         Trainer()
@@ -60,6 +78,10 @@ def test_a_trainer_says_what_it_lacks(tmp_path: Path) -> None:
         Trainer(Line(), TrainingArguments(output_dir=tmp_path, use_cpu=True)).train()
     with pytest.raises(UsageError, match="gave no loss, only y; return the loss first"):
         run(tmp_path, model=Gives(lambda loss, y: {"y": y}), max_steps=1)
+    with pytest.raises(UsageError, match=r"Gives: gave a tensor of shape \(4, 1\) where its loss should be"):
+        run(tmp_path, model=Gives(lambda loss, y: y[:, None]), max_steps=1)
+    with pytest.raises(UsageError, match=r"args='out': must be a skyward.training.TrainingArguments"):
+        Trainer(Line(), "out")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="nothing to train"):
         run(tmp_path, model=Line().requires_grad_(False), max_steps=1)
     with pytest.raises(UsageError, match=r"lr_scheduler_kwargs=\{'cycles': 2\}: not what 'cosine' takes"):
@@ -213,12 +235,14 @@ def test_a_stop_saves_and_an_abort_does_not(tmp_path: Path) -> None:
         assert seen[-3:] == ["on_epoch_end", "on_log", "on_train_end"] or ask == "stop"
 
 
-def test_a_stop_without_any_saving_saves_nothing(tmp_path: Path) -> None:
+def test_a_flag_to_stop_without_any_saving_saves_nothing_and_a_stop_does(tmp_path: Path) -> None:
     def stops(control: Any, **_: Any) -> None:
         control.should_training_stop = True
 
     run(tmp_path, callbacks=[callback(on_step_end=stops)], save_strategy="no")
     assert not list(tmp_path.glob("checkpoint-*"))
+    run(tmp_path, callbacks=[callback(on_step_end=lambda control, **_: control.stop())], save_strategy="no")
+    assert [each.name for each in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
 def test_no_event_comes_twice_and_no_step_is_empty_at_the_end_of_data(tmp_path: Path) -> None:
