@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agree import Ranks, ranks_of_this_process
 from ..bus import CallbackHandler
+from ..callbacks.metrics import is_summary
 from ..events import TrainerControl
 from .json_state import from_json, to_json
 from .model import load_framework, plain, unwrapped, warn_of_silence
@@ -144,7 +145,7 @@ class HFTranslation:
                 _log.warning("a log within a step is not told to callbacks, as other ranks may not have made it")
             return control
         context = {**context, "logs": logs}
-        if "train_runtime" not in logs:
+        if not is_summary(logs):
             control = self._fire("on_log_step", args, state, control, context)
             _amend(state.log_history, logs, state.global_step)
         return self._fire("on_log", args, state, control, context, agree=self._is_between_steps)

@@ -22,6 +22,7 @@ from typing import Any
 from ..events import TrainerCallback
 from .evaluations import ReportedOnce
 from .jsonarray import JsonArray, is_being_written, read_records, salvage
+from .metrics import is_summary
 
 __all__ = ["JsonLogWriter", "JsonLogger"]
 
@@ -238,7 +239,7 @@ def _until(global_step: int, records: list[Record]) -> list[Record]:
     return [
         each
         for each in records
-        if (step := each.get("global_step", 0)) < global_step or (step == global_step and "train_runtime" not in each)
+        if (step := each.get("global_step", 0)) < global_step or (step == global_step and not is_summary(each))
     ]
 
 

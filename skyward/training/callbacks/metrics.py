@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ..agree import Ranks
 from ..events import TrainerCallback
 
-__all__ = ["DefaultMetrics", "is_training_log"]
+__all__ = ["DefaultMetrics", "is_summary", "is_training_log"]
 
 
 class DefaultMetrics(TrainerCallback):
@@ -98,7 +98,14 @@ class DefaultMetrics(TrainerCallback):
 
 def is_training_log(logs: Mapping[str, Any]) -> bool:
     """Whether `logs` tells of steps: not of an evaluation alone, and not the summary that ends a training."""
-    return "train_runtime" not in logs and ("loss" in logs or not any(each.startswith("eval_") for each in logs))
+    return not is_summary(logs) and ("loss" in logs or not any(each.startswith("eval_") for each in logs))
+
+
+def is_summary(logs: Mapping[str, Any]) -> bool:
+    """Whether `logs` is what ends a training. Hugging Face's Trainer has a `train_runtime` in each log of steps, too,
+    where it counts tokens (include_num_input_tokens_seen).
+    """
+    return "train_runtime" in logs and "loss" not in logs
 
 
 def peak_memory_bytes() -> int | None:

@@ -13,7 +13,7 @@ from ...errors import MissingDependency, UsageError
 from ..events import TrainerCallback
 from .columns import FINAL_METRICS, STEP_COLUMNS, Column, FinalMetric, format_value, merged
 from .evaluations import ReportedOnce
-from .metrics import is_training_log
+from .metrics import is_summary, is_training_log
 
 __all__ = ["ProgressCallback", "is_notebook", "stream_of"]
 
@@ -111,7 +111,7 @@ class ProgressCallback(TrainerCallback):
         self._end_evaluation_bar()
 
     def on_log(self, state: Any, logs: Mapping[str, Any], **kwargs: Any) -> None:
-        if "train_runtime" in logs:
+        if is_summary(logs):
             self._summary(state, logs)
         elif is_training_log(logs):
             self._row(state, {"epoch": state.epoch, **self._reported.logged(state.global_step, logs)})

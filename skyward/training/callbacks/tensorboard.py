@@ -12,6 +12,7 @@ from ..events import Stateful, TrainerCallback
 from .columns import format_value, merged
 from .evaluations import ReportedOnce
 from .info import details_of_run, facts_of_run, text_of
+from .metrics import is_summary
 from .summary import ResumableSummaryWriter
 
 __all__ = ["SCALARS", "Scalar", "TBLogger"]
@@ -87,7 +88,7 @@ class TBLogger(TrainerCallback):
         self._is_resumed = False
 
     def on_log(self, state: Any, logs: Mapping[str, Any], **kwargs: Any) -> None:
-        if "train_runtime" in logs:
+        if is_summary(logs):
             self._results = dict(logs)
         self._add_scalars(state, self._reported.logged(state.global_step, logs))
 

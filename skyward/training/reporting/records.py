@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..callbacks.jsonarray import read_records, salvage
+from ..callbacks.metrics import is_summary
 
 __all__ = ["Norms", "Points", "Run", "read_run"]
 
@@ -60,7 +61,7 @@ class Run:
         step = int(record.get("global_step", record.get("step", 0)) or 0)
         self._add_time(record, step)
         values = {str(name): value for name, value in record.items() if name not in NOT_METRICS}
-        if "train_runtime" in values:
+        if is_summary(values):
             self.summary.update(values)
         elif step == 0 and not _is_log(values):  # what JsonLogger was given for the run as a whole
             self.facts.update(values)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -30,13 +31,27 @@ class Collator:
 
 
 def stack(rows: list[Any]) -> Any:
-    """As torch does it; a column `label` or `label_ids` becomes `labels`, which models take."""
+    """As torch does it, but a column of lists of numbers becomes one tensor: token ids, as tokenizers give them. A
+    column `label` or `label_ids` becomes `labels`, which models take.
+    """
+    if rows and isinstance(rows[0], Mapping):
+        rows = [{name: _as_tensor(value) for name, value in row.items()} for row in rows]
     batch = default_collate(rows)
     if isinstance(batch, dict):
         for name in ("label", "label_ids"):
             if name in batch and "labels" not in batch:
                 batch["labels"] = batch.pop(name)
     return batch
+
+
+def _as_tensor(value: Any) -> Any:
+    """A list of numbers as a tensor; what is none as it is."""
+    if not isinstance(value, list):
+        return value
+    try:
+        return torch.tensor(value)
+    except (TypeError, ValueError):
+        return value
 
 
 def columns_of(model: nn.Module, label_names: Sequence[str] | None) -> frozenset[str] | None:

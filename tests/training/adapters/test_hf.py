@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -12,7 +13,14 @@ import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 from transformers import TrainerCallback as HFTrainerCallback
 
-from skyward.training import EVENTS, CallbackHandler, TrainerCallback
+from skyward.training import (
+    EVENTS,
+    CallbackHandler,
+    DefaultMetrics,
+    JsonLogger,
+    ProgressCallback,
+    TrainerCallback,
+)
 from skyward.training.adapters.hf import HFCallbacks
 from tests.training.events import scalars_in, without_tensorflow
 
@@ -149,6 +157,18 @@ def test_what_callbacks_add_to_logs_reaches_the_history_and_hfs_integrations(tmp
     assert [told["logs"]["ours"] for told in ours.of("on_log")[:3]] == [10.0, 20.0, 30.0]
     (events,) = {each.parent for each in tmp_path.rglob("events.out.*") if each.stat().st_size}
     assert scalars_in(events)["train/ours"] == [(1, 10.0), (2, 20.0), (3, 30.0)]
+
+
+def test_logs_of_steps_that_have_a_train_runtime_are_no_summaries(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    ours = HFCallbacks([DefaultMetrics(), ProgressCallback(output_stream=stream), JsonLogger()])
+    made = trainer(tmp_path, ours, max_steps=2, include_num_input_tokens_seen=True)
+    made.model.main_input_name = "x"
+    made.train()
+    records = json.loads((tmp_path / "logs" / "trainer_logs.json").read_text())
+    steps = [each for each in records if "loss" in each]
+    assert ["train_runtime" in each and each["tok_per_sec"] > 0 for each in steps] == [True, True]
+    assert stream.getvalue().count("training has ended") == 1
 
 
 def test_what_callbacks_add_is_written_as_json(tmp_path: Path) -> None:

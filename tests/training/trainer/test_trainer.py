@@ -140,6 +140,21 @@ def test_pairs_and_a_loss_function_make_a_trainer_of_any_module(tmp_path: Path) 
     assert done.predictions.shape == (20, 1)
 
 
+def test_rows_of_lists_are_stacked_without_a_collator(tmp_path: Path) -> None:
+    class Next(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(8, 8)
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            logits = self.table(input_ids)
+            return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), logits
+
+    rows = [{"input_ids": [i, i + 1, i + 2], "label": [i + 1, i + 2, i + 3], "text": "left out"} for i in range(5)]
+    made = run(tmp_path, model=Next(), data=rows, eval_dataset=rows, max_steps=2)
+    assert made.predict(rows).predictions.shape == (5, 3, 8)
+
+
 def test_compute_loss_can_be_overridden(tmp_path: Path) -> None:
     class Absolute(Trainer):
         def compute_loss(
