@@ -10,6 +10,7 @@ import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 import nbclient
@@ -17,7 +18,9 @@ import nbformat
 import pytest
 
 from skyward.errors import UsageError
+from skyward.training import Alone, TrainerState
 from skyward.training.callbacks import InfoCallback, ProgressCallback
+from skyward.training.callbacks.info import facts_of_run
 from tests.training.producer import Producer
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +126,13 @@ def test_each_line_is_written_once_however_many_callbacks_were_made() -> None:
     assert len(shown(run, stream)) == 2
     assert handlers == {name: list(logging.getLogger(name).handlers) for name in handlers}
     assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize(("max_steps", "epochs"), [(-1, "3"), (10, None)])
+def test_epochs_are_shown_where_they_count(max_steps: int, epochs: str | None) -> None:
+    args = SimpleNamespace(max_steps=max_steps, num_train_epochs=3)
+    facts = facts_of_run(args, TrainerState(max_steps=10, num_train_epochs=2), Alone())
+    assert (facts.get("epochs"), facts["steps"]) == (epochs, "10")
 
 
 def test_other_ranks_show_nothing() -> None:
