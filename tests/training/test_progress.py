@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import re
+import sys
 import termios
 import threading
 from collections.abc import Iterator
@@ -128,11 +129,11 @@ def test_each_line_is_written_once_however_many_callbacks_were_made() -> None:
     assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize(("max_steps", "epochs"), [(-1, "3"), (10, None)])
-def test_epochs_are_shown_where_they_count(max_steps: int, epochs: str | None) -> None:
-    args = SimpleNamespace(max_steps=max_steps, num_train_epochs=3)
-    facts = facts_of_run(args, TrainerState(max_steps=10, num_train_epochs=2), Alone())
-    assert (facts.get("epochs"), facts["steps"]) == (epochs, "10")
+@pytest.mark.parametrize(("max_steps", "made", "shown"), [(-1, 3, "2.5"), (10, 2, "2"), (10, sys.maxsize, None)])
+def test_epochs_are_those_that_will_be_made(max_steps: int, made: int, shown: str | None) -> None:
+    args = SimpleNamespace(max_steps=max_steps, num_train_epochs=2.5)
+    facts = facts_of_run(args, TrainerState(max_steps=10, num_train_epochs=made), Alone())
+    assert (facts.get("epochs"), facts["steps"]) == (shown, "10")
 
 
 def test_other_ranks_show_nothing() -> None:

@@ -46,12 +46,10 @@ def facts_of_run(args: Any, state: Any, ranks: Ranks, **context: Any) -> dict[st
     """In few words. What a producer does not say is left out."""
     batch = _number(args, "per_device_train_batch_size") or _number(state, "train_batch_size")
     accumulation = _number(args, "gradient_accumulation_steps") or 1
-    # Where max_steps is given it counts, and num_train_epochs says nothing.
-    is_by_steps = _number(args, "max_steps") is not None
     facts: dict[str, Any] = {
         **_facts_of_model(context.get("model")),
         "examples": _length(getattr(context.get("train_dataloader"), "dataset", None)),
-        "epochs": None if is_by_steps else _number(args, "num_train_epochs") or _number(state, "num_train_epochs"),
+        "epochs": _epochs(args, state),
         "steps": _number(state, "max_steps"),
         "resumed at step": state.global_step or None,
         "batch of a device": batch,
@@ -103,6 +101,16 @@ def _facts_of_model(model: Any) -> dict[str, Any]:
     if trainable != total:
         facts["trained"] = format_value(trainable, "si")
     return facts
+
+
+def _epochs(args: Any, state: Any) -> Any:
+    """Where arguments have a max_steps it counts, and the state knows how many epochs that are: of data without a
+    length, sys.maxsize.
+    """
+    counted = _number(state, "num_train_epochs")
+    if _number(args, "max_steps") is None:
+        return _number(args, "num_train_epochs") or counted
+    return None if counted == sys.maxsize else counted
 
 
 def _elements(weights: Iterable[Any]) -> int:
