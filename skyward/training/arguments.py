@@ -97,6 +97,8 @@ class TrainingArguments:
     """A checkpoint's folder; True: the newest in output_dir, which there must be; "auto": the newest, if there is one,
     which is what a job wants that may be started again."""
     ignore_data_skip: bool = False
+    report_to: str | tuple[str, ...] | list[str] | None = "none"
+    """"none" only, or nothing: what reports is a callback here, TBLogger for one."""
 
     # Data
     dispatch_batches: bool | None = None
@@ -138,7 +140,8 @@ class TrainingArguments:
         """A flag that is text is true, also "false": what comes out of a file must not turn things on."""
         for name, (kinds, legal) in _TYPES.items():
             value = getattr(self, name)
-            if not isinstance(value, kinds):
+            reports = name == "report_to" and value not in ("none", None, [], ())
+            if not isinstance(value, kinds) or reports:
                 raise UsageError(f"{type(self).__name__}.{name}={value!r}: must be {legal}")
 
     def _normalise(self) -> None:
@@ -150,6 +153,7 @@ class TrainingArguments:
             self._set("resume_from_checkpoint", os.fspath(self.resume_from_checkpoint))
         if isinstance(self.include_num_input_tokens_seen, bool):
             self._set("include_num_input_tokens_seen", "all" if self.include_num_input_tokens_seen else "no")
+        self._set("report_to", [])
         for name in _CHOICES:
             value = getattr(self, name)
             self._set(name, getattr(value, "value", value))  # Hugging Face's enums have text as values
@@ -336,5 +340,6 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "output_dir": _PATH,
     "logging_dir": _PATH,
     "resume_from_checkpoint": ((str, os.PathLike, bool, type(None)), "a checkpoint's folder, True, 'auto', or None"),
+    "report_to": ((str, tuple, list, type(None)), "'none'; give callbacks=[TBLogger(...)] to what should report"),
     "metric_for_best_model": ((str, type(None)), "a metric's name, or None"),
 }

@@ -269,12 +269,12 @@ def callback_state_key(callback: object) -> str:
 
 
 def _defines(callback: object, event: str) -> bool:
-    """Whether it has a handler that is not the empty one of a base class called TrainerCallback."""
+    """Whether it has a handler that is not the empty one of Hugging Face's base class, which is no class to import."""
     if event in getattr(callback, "__dict__", {}):
         return True
     for each in type(callback).__mro__:
         if event in vars(each):
-            return each.__name__ != "TrainerCallback"
+            return not (each.__name__ == "TrainerCallback" and each.__module__.startswith("transformers."))
     return False
 
 

@@ -24,7 +24,7 @@ A *producer* (our `Trainer`, or an adapter inside another framework's) owns the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 __all__ = [
     "EVENTS",
@@ -89,6 +89,17 @@ class TrainerCallback:
     A callback with `state_dict` and `load_state_dict` is kept in checkpoints under its `state_key`. On resume its
     state is loaded before `on_init_end`: what it needs of the run it must wait for until `on_train_begin`.
     """
+
+    if not TYPE_CHECKING:  # or a checker would take any attribute for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            where = ""
+            if name in EVENTS:  # somebody calls what is not defined: another framework's trainer, to which this is none
+                where = (
+                    "; only defined handlers are called, so give it to our Trainer, or to transformers' within "
+                    "skyward.training.HFCallbacks([...])"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{where}")
 
     on_error: ErrorPolicy = "raise"
     """Callbacks that only watch should say "disable": they must not end a run of days."""

@@ -164,3 +164,17 @@ def test_closing_reaches_every_callback_although_one_fails(caplog: pytest.LogCap
     CallbackHandler([first, Failing(), last]).close()
     assert (first.closed, last.closed) == (True, True)
     assert "Failing.close failed" in caplog.text
+
+
+def test_what_calls_a_handler_that_is_not_defined_hears_where_callbacks_belong() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'on_init_end'; .*HFCallbacks\(\[\.\.\.\]\)"):
+        Counter().on_init_end()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"'Counter' object has no attribute 'other'$"):
+        _ = Counter().other  # type: ignore[attr-defined]
+
+
+def test_a_class_of_the_users_that_is_called_trainer_callback_is_heard() -> None:
+    heard: list[str] = []
+    made = type("TrainerCallback", (TrainerCallback,), {"on_log": lambda self, **_: heard.append("log")})()
+    fire(CallbackHandler([made]), "on_log")
+    assert heard == ["log"]

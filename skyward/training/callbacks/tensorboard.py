@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import UsageError
 from ..agree import Ranks
 from ..events import Stateful, TrainerCallback
 from .columns import format_value, merged
@@ -69,6 +70,11 @@ class TBLogger(TrainerCallback):
     ) -> None:
         self.summary_writer = summary_writer
         self.scalars = merged("scalars", SCALARS, scalars, Scalar)
+        if not callable(getattr(summary_writer, "add_scalar", None)):
+            raise UsageError(
+                f"TBLogger.summary_writer={summary_writer!r}: must be a SummaryWriter, such as "
+                "ResumableSummaryWriter(log_dir)"
+            )
         self.experiment_info = experiment_info
         self._results: Mapping[str, Any] | None = None
         self._reported = ReportedOnce()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import UsageError
-from ..agree import Ranks, ranks_of_this_process
 from ..arguments import DDPTrainingArguments
 from .trainer import Trainer
 
@@ -13,27 +11,17 @@ __all__ = ["DDPTrainer"]
 
 
 class DDPTrainer(Trainer):
-    """A `Trainer` in a process group. Rank 0 reads the data and hands every rank its batches; with
-    `DDPTrainingArguments(dispatch_batches=False)` every rank reads its own.
+    """A `Trainer` of the ranks of torch's process group; of one rank where there is none. Rank 0 reads the data and
+    hands every rank its batches; with `DDPTrainingArguments(dispatch_batches=False)` every rank reads its own.
 
-    Raises: UsageError where there is no process group.
+    Raises: UsageError where this is one of several processes by its environment, and there is no process group.
     """
 
     def __init__(self, model: Any = None, args: DDPTrainingArguments | None = None, **options: Any) -> None:
         super().__init__(model, args or DDPTrainingArguments(), **options)
 
-    def _make_ranks(self) -> Ranks:
-        import torch.distributed as dist
-
-        if not (dist.is_available() and dist.is_initialized()):
-            raise UsageError(
-                "DDPTrainer: torch.distributed is not initialized; call init_process_group, or use "
-                "@sky.integrations.torch"
-            )
-        return ranks_of_this_process()
-
     def get_process_groups(self) -> dict[str, Any]:
-        """Of all ranks, whose models are replicas."""
+        """Of all ranks, whose models are replicas; none where this process is alone."""
         import torch.distributed as dist
 
-        return {"ddp_group": dist.group.WORLD}
+        return {} if self.ranks.world_size == 1 else {"ddp_group": dist.group.WORLD}

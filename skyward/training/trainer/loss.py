@@ -64,13 +64,29 @@ def call(model: nn.Module, inputs: Any, **more: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs, **more)
     if isinstance(inputs, list | tuple):
-        return model(*inputs, **more)
+        try:
+            return model(*inputs, **more)
+        except TypeError as error:
+            if not _takes(unwrap(model), inputs, more):
+                error.add_note(
+                    f"the batch has {len(inputs)} parts, given one after the other; a model that takes the first only "
+                    "needs compute_loss_func=, called as compute_loss_func(outputs, labels)"
+                )
+            raise
     return model(inputs, **more)
+
+
+def _takes(model: nn.Module, inputs: Sequence[Any], more: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(model.forward).bind(*inputs, **more)
+    except TypeError:
+        return False
+    return True
 
 
 def loss_of(outputs: Any, model: nn.Module) -> torch.Tensor:
     """The loss in what a model gives: `outputs["loss"]`, `outputs.loss`, the first of a tuple, or the tensor itself.
-    One for each sample is as good: () or (B,).
+    What is the loss by its place or name may be one for each sample: () or (B,). A tensor alone is a single number.
 
     Raises: UsageError where there is none.
     """
@@ -88,7 +104,8 @@ def loss_of(outputs: Any, model: nn.Module) -> torch.Tensor:
             f"model={type(unwrap(model)).__name__}: gave no loss, {has}; return the loss first, as 'loss' or alone, or "
             "give Trainer a compute_loss_func"
         )
-    if loss.ndim > 1 and not is_named:  # logits: their mean would be trained, and nobody would see it
+    is_alone = isinstance(outputs, torch.Tensor) and loss.numel() > 1
+    if is_alone or (loss.ndim > 1 and not is_named):  # logits: their mean would be trained, and nobody would see it
         raise UsageError(
             f"model={type(unwrap(model)).__name__}: gave a tensor of shape {tuple(loss.shape)} where its loss should "
             "be; return a single number first, as 'loss' or alone, or give Trainer a compute_loss_func"

@@ -121,7 +121,7 @@ class Trainer:
             str(self.args.output_dir), ranks=self.ranks, on_each_node=self.args.save_on_each_node
         )
         self.state, self.control = self._new_state(), TrainerControl()
-        self.callback_handler = CallbackHandler(_with_defaults(list(callbacks or ()), self.args), ranks=self.ranks)
+        self.callback_handler = CallbackHandler(_with_defaults(callbacks, self.args), ranks=self.ranks)
         self._precision = Precision(self.args, self.device)
         self._record = Record(self.ranks, self.device, filters=self.args.logging_nan_inf_filter)
         self._position = Position()
@@ -144,8 +144,9 @@ class Trainer:
         if "RANK" in os.environ and world not in ("", "1") and not _has_process_group():
             # Each of them would train alone, on all of the data, into the same folder.
             raise UsageError(
-                f"Trainer: WORLD_SIZE={world} says that this is one of several processes, but torch.distributed is not "
-                "initialized; call init_process_group first, use @sky.integrations.torch, or unset WORLD_SIZE"
+                f"{type(self).__name__}: WORLD_SIZE={world} says that this is one of several processes, but "
+                "torch.distributed is not initialized; call init_process_group first, use @sky.integrations.torch, or "
+                "unset WORLD_SIZE"
             )
         return ranks_of_this_process()
 
@@ -768,8 +769,11 @@ def _shifts_labels(model: nn.Module) -> bool:
     return "ForCausalLM" in str(getattr(model, "loss_type", "")) or type(model).__name__.endswith("LMHeadModel")
 
 
-def _with_defaults(callbacks: list[object], args: TrainingArguments) -> list[object]:
+def _with_defaults(given: Iterable[object] | None, args: TrainingArguments) -> list[object]:
     """The user's callbacks between those that every run has; the user's own of such a class takes its place."""
+    if not isinstance(given, Iterable | None):
+        raise UsageError(f"Trainer: callbacks={given!r}: must be a list of callbacks")
+    callbacks = list(given or ())
 
     def absent(kind: type[TrainerCallback], **options: Any) -> list[object]:
         is_given = any(isinstance(each, kind) or each is kind for each in callbacks)

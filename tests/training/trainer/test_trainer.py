@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from skyward.errors import UsageError
-from skyward.training import DDPTrainer, EvalPrediction, Trainer, TrainerCallback, TrainingArguments
+from skyward.training import (
+    DDPTrainer,
+    DDPTrainingArguments,
+    EvalPrediction,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from tests.training.trainer.regression import Line, Points, Stream, callback, history, losses, run, spy, trainer
 
 ILLEGAL: list[tuple[dict[str, Any], str]] = [
@@ -86,8 +93,22 @@ def test_a_trainer_says_what_it_lacks(tmp_path: Path) -> None:
         run(tmp_path, model=Line().requires_grad_(False), max_steps=1)
     with pytest.raises(UsageError, match=r"lr_scheduler_kwargs=\{'cycles': 2\}: not what 'cosine' takes"):
         run(tmp_path, lr_scheduler_type="cosine", lr_scheduler_kwargs={"cycles": 2}, max_steps=1)
-    with pytest.raises(UsageError, match=r"torch\.distributed is not initialized"):
-        DDPTrainer(Line())
+    with pytest.raises(UsageError, match=r"gave a tensor of shape \(4,\) where its loss should be"):
+        run(tmp_path, model=Gives(lambda loss, y: y), max_steps=1)
+    with pytest.raises(UsageError, match=r"callbacks=<.*>: must be a list"):
+        Trainer(Line(), callbacks=TrainerCallback())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"TrainingArguments.report_to='wandb': must be 'none'"):
+        TrainingArguments(report_to="wandb")
+    with pytest.raises(TypeError) as caught:
+        run(tmp_path, model=nn.Linear(1, 1), data=[(torch.zeros(1), torch.zeros(1))] * 4, max_steps=1)
+    assert any("compute_loss_func" in note for note in caught.value.__notes__)
+
+
+def test_a_process_that_is_alone_needs_no_process_group(tmp_path: Path) -> None:
+    args = DDPTrainingArguments(tmp_path, max_steps=2, disable_tqdm=True, use_cpu=True)
+    trainer = DDPTrainer(Line(), args, train_dataset=Points(20))
+    assert trainer.train().global_step == 2
+    assert trainer.get_process_groups() == {}
 
 
 class Gives(Line):
