@@ -211,7 +211,9 @@ def _read_yaml(path: Path) -> object:
     try:
         import yaml
     except ImportError as error:
-        raise UsageError(f"prompts: reading {path} needs PyYAML; pip install 'skyward[training]', or give the texts") from error
+        raise UsageError(
+            f"prompts: reading {path} needs PyYAML; pip install 'skyward[training]', or give the texts"
+        ) from error
     try:
         found: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
