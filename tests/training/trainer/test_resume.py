@@ -130,6 +130,8 @@ def test_a_run_that_goes_on_after_any_step_is_the_same_to_the_bit(case: str, tmp
         shutil.rmtree(tmp_path / "again", ignore_errors=True)
 
 
+# Another test of this process may have imported JAX; workers of a loader are forked, and do not use it.
+@pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 @pytest.mark.parametrize("data", [lambda: Drawing(20), lambda: Counting(20, noise=0.0)])
 def test_workers_go_on_where_they_were(data: Any, tmp_path: Path) -> None:
     """Those of a data set draw the same numbers; those of an iterable have read ahead, and their state says how far."""
