@@ -25,7 +25,7 @@ _MODULES = {
     "events": ("EVENTS", "Stateful", "TrainerCallback", "TrainerControl", "TrainerState"),
     "trainer": ("DDPTrainer", "EvalPrediction", "PredictionOutput", "TrainOutput", "Trainer"),
 }
-_SUBMODULES = ()
+_SUBMODULES = ("evaluation",)
 
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
