@@ -12,16 +12,14 @@
 Names are loaded when they are first used: `import skyward` imports nothing heavy.
 """
 
-from importlib import import_module as _import_module
-from typing import Any as _Any
-
-from ._version import __version__
+from ._lazy import lazy_names as _lazy_names
 
 _MODULES = {
-    "skyward.accelerators": ("Accelerator",),
-    "skyward.allocation": ("AllocationStrategy",),
-    "skyward.cluster.future": ("Future",),
-    "skyward.calls": (
+    "_version": ("__version__",),
+    "accelerators": ("Accelerator",),
+    "allocation": ("AllocationStrategy",),
+    "cluster.future": ("Future",),
+    "calls": (
         "CallOptions",
         "ComputeFunction",
         "PendingCompute",
@@ -29,36 +27,19 @@ _MODULES = {
         "compute",
         "gather",
     ),
-    "skyward.image": ("DEFAULT_IMAGE", "Image"),
-    "skyward.logs": ("LogFiles",),
-    "skyward.machine": ("LogLine",),
-    "skyward.output": ("silent", "stderr", "stdout"),
-    "skyward.pool": ("ComputePool",),
-    "skyward.providers.aws": ("AWS",),
-    "skyward.providers.local": ("Local",),
-    "skyward.providers.ssh": ("SSH", "SSHHost"),
-    "skyward.secret": ("Secret",),
-    "skyward.slot.runtime": ("instance_info", "is_head", "once"),
-    "skyward.slot.sharding": ("shard",),
-    "skyward.topology": ("InstanceInfo",),
+    "image": ("DEFAULT_IMAGE", "Image"),
+    "logs": ("LogFiles",),
+    "machine": ("LogLine",),
+    "output": ("silent", "stderr", "stdout"),
+    "pool": ("ComputePool",),
+    "providers.aws": ("AWS",),
+    "providers.local": ("Local",),
+    "providers.ssh": ("SSH", "SSHHost"),
+    "secret": ("Secret",),
+    "slot.runtime": ("instance_info", "is_head", "once"),
+    "slot.sharding": ("shard",),
+    "topology": ("InstanceInfo",),
 }
 _SUBMODULES = ("accelerators", "errors", "events", "integrations", "training")
 
-_WHERE = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = ["__version__", *sorted((*_WHERE, *_SUBMODULES))]  # noqa: PLE0604  # all are strings
-
-
-def __getattr__(name: str) -> _Any:
-    if name in _SUBMODULES:
-        return _import_module(f"skyward.{name}")
-    module = _WHERE.get(name)
-    if module is None:
-        raise AttributeError(f"module 'skyward' has no attribute {name!r}")
-    value = getattr(_import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, _SUBMODULES)

@@ -35,7 +35,6 @@ from .slot.sharding import shard as shard
 from .topology import InstanceInfo as InstanceInfo
 
 __all__ = [
-    "__version__",
     "AWS",
     "Accelerator",
     "AllocationStrategy",
@@ -54,6 +53,7 @@ __all__ = [
     "SSH",
     "SSHHost",
     "Secret",
+    "__version__",
     "accelerators",
     "compute",
     "errors",

@@ -53,7 +53,7 @@ print([name for name, value in before.items() if getattr(skyward, name) is not v
 def test_importing_the_package_loads_nothing_heavy() -> None:
     loaded = fresh("import sys; before = set(sys.modules); import skyward; print(*(set(sys.modules) - before))").split()
     assert not {name.partition(".")[0] for name in loaded} & set(HEAVY)
-    assert {name for name in loaded if name.startswith("skyward.")} == {"skyward._version"}
+    assert {name for name in loaded if name.startswith("skyward.")} == {"skyward._lazy"}
 
 
 def test_decorating_a_function_loads_no_framework() -> None:

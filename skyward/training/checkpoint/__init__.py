@@ -16,8 +16,7 @@
 Names are loaded when they are first used: importing this imports no framework.
 """
 
-from importlib import import_module as _import_module
-from typing import Any as _Any
+from ..._lazy import lazy_names as _lazy_names
 
 _MODULES = {
     "callback": ("CheckpointCallback",),
@@ -34,19 +33,4 @@ _MODULES = {
     "sharded": ("ModelState", "OptimizerState"),
 }
 
-_WHERE = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = sorted(_WHERE)  # noqa: PLE0605  # all are strings
-
-
-def __getattr__(name: str) -> _Any:
-    module = _WHERE.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)

@@ -9,28 +9,13 @@
 Standard library only, and nothing of it is loaded before it is used.
 """
 
-from importlib import import_module as _import_module
-from typing import Any as _Any
+from ..._lazy import lazy_names as _lazy_names
 
 _MODULES = {
-    "skyward.control": ("COMMANDS", "Client", "CommandState", "RunStatus"),
-    "skyward.training.control.client": ("find", "runs"),
-    "skyward.training.control.endpoint": ("Endpoint", "sweep"),
-    "skyward.training.control.callback": ("TrainerControlCallback",),
+    "...control": ("COMMANDS", "Client", "CommandState", "RunStatus"),
+    "client": ("find", "runs"),
+    "endpoint": ("Endpoint", "sweep"),
+    "callback": ("TrainerControlCallback",),
 }
-_WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(_WHERE)  # noqa: PLE0605  # all are strings
-
-
-def __getattr__(name: str) -> _Any:
-    module = _WHERE.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)

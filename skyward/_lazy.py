@@ -1,0 +1,30 @@
+"""Public names of a package that are loaded when they are first used, so that importing it imports nothing heavy."""
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(
+    package: str, modules: Mapping[str, Collection[str]], submodules: Collection[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Gives a package's `__getattr__`, `__dir__` and `__all__` (PEP 562).
+
+    package: its `__name__`. modules: public names, by the module that has them: one below the package, or elsewhere,
+    written with dots as in an import from the package. submodules: modules below it that are public themselves.
+    """
+    where = {name: module for module, names in modules.items() for name in names}
+    public = sorted((*where, *submodules))
+
+    def get(name: str) -> Any:
+        if name in submodules:
+            return import_module(f"{package}.{name}")
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = where[name]
+        value = getattr(import_module(module if module.startswith(".") else f".{module}", package), name)
+        setattr(sys.modules[package], name, value)  # found without us from now on, also where a module has this name
+        return value
+
+    return get, lambda: list(public), public
