@@ -1,0 +1,13 @@
+"""Where evaluations run: threads of this process, processes beside it, or the nodes of a pool.
+
+`as_dispatcher` makes one of whatever a user gives as `compute`.
+"""
+
+from ...._lazy import lazy_names as _lazy_names
+
+_MODULES = {
+    "choice": ("as_dispatcher",),
+    "in_process": ("InProcessDispatcher",),
+}
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)

@@ -1,0 +1,48 @@
+"""From what a user gives as `compute` to where evaluations run."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from ....errors import UsageError
+from ..dispatcher import Dispatcher
+
+__all__ = ["as_dispatcher"]
+
+_CHOICES = (
+    "None (threads of this process), 'subprocess', an open pool, a node or role of one (pool.node(1)), an "
+    "AdaptiveCompute, or any Dispatcher"
+)
+
+
+def as_dispatcher(compute: Any = None, *, field: str = "compute") -> Dispatcher:
+    """Where evaluations run, of what a user gave.
+
+    A Dispatcher is given back as it is, and is its owner's to close; what is made here is the caller's to close.
+
+    Args:
+        compute: None or "in-process": threads of this process. "subprocess": a process of ours beside it. A pool, or
+            a node or role of one: anything with `run` and `submit` of pending calls.
+        field: how errors name it.
+
+    Raises: UsageError, naming `field`.
+    """
+    if compute is None or (isinstance(compute, str) and compute == "in-process"):
+        from .in_process import InProcessDispatcher
+
+        return InProcessDispatcher()
+    if _is_address(compute):
+        raise UsageError(
+            f"{field}: {compute!r} is an address; workers are not reached by address here: open a pool "
+            "(sky.ComputePool(provider=sky.SSH(hosts=[...])), say) and give the pool, or a node of it: pool.node(1)"
+        )
+    if isinstance(compute, (str, type)):
+        raise UsageError(f"{field}: {compute!r}; it is {_CHOICES}")
+    if callable(getattr(compute, "submit", None)) and callable(getattr(compute, "pressure", None)):
+        return cast(Dispatcher, compute)
+    raise UsageError(f"{field}: {compute!r}; it is {_CHOICES}")
+
+
+def _is_address(compute: Any) -> bool:
+    text = compute if isinstance(compute, str) else getattr(compute, "uri", None)
+    return isinstance(text, str) and (compute is not text or "://" in text)

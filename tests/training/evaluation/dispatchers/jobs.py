@@ -1,0 +1,61 @@
+"""Jobs for the tests of dispatchers: a model is a list with one number, so that no framework is needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from skyward.training.evaluation import Content, Job
+
+__all__ = ["doubled", "hang", "job_of", "kill_me", "load", "make", "sleep", "waits_for"]
+
+BUILT: list[int] = []
+
+
+def make() -> list[Any]:
+    BUILT.append(os.getpid())
+    return [None]
+
+
+def load(model: list[Any], state: Any) -> None:
+    model[0] = state
+
+
+def doubled(model: list[Any], payload: Any) -> dict[str, Any]:
+    return {"value": 2 * model[0] + payload, "pid": os.getpid(), "built": len(BUILT)}
+
+
+def hang(model: list[Any], payload: Any) -> dict[str, Any]:
+    threading.Event().wait(payload)
+    return {"value": model[0]}
+
+
+def sleep(model: list[Any], payload: float) -> dict[str, Any]:
+    time.sleep(payload)
+    return {"value": model[0], "pid": os.getpid()}
+
+
+def kill_me(model: list[Any], payload: Any) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def waits_for(model: list[Any], payload: str) -> dict[str, Any]:
+    """Says that it has begun, in a file, and ends when another is there."""
+    folder = Path(payload)
+    (folder / f"begun-{model[0]}").write_text(str(os.getpid()))
+    while not (folder / f"end-{model[0]}").exists():
+        time.sleep(0.005)
+    return {"value": model[0], "pid": os.getpid()}
+
+
+def job_of(state: Any, eval_fn: Any = doubled, payload: Any = 1, **options: Any) -> Job:
+    """A job whose contents are its own."""
+    parts = {"factory": make, "load": load, "eval_fn": eval_fn, "payload": payload}
+    contents = {name: Content(options.pop(name, value), name) for name, value in parts.items()}
+    chosen = {"cache_key": "model", "step": 1, "snapshot_id": "one", **options}
+    return Job(**contents, state=state, **chosen)
