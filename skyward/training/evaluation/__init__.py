@@ -11,6 +11,7 @@ from typing import Any as _Any
 _MODULES = {
     "dispatcher": ("Content", "Dispatcher", "Job", "Outcome"),
     "records": ("EvaluationRecord",),
+    "timeline": ("Timeline", "TimelineSummary"),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
