@@ -1,5 +1,10 @@
 """Consistent copies of a run's state in host memory, which several readers share."""
 
-from .take import Snapshot, SnapshotPool
+from ..._lazy import lazy_names as _lazy_names
 
-__all__ = ["Snapshot", "SnapshotPool"]
+_MODULES = {
+    "arrays": ("ArraySnapshot", "ArraySnapshotPool"),
+    "take": ("Snapshot", "SnapshotPool"),
+}
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)

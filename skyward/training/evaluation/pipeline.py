@@ -1,0 +1,342 @@
+"""From a snapshot to a record, off the training thread: one lane sends, in order, and one receives."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SkywardError, UsageError
+from .dispatcher import Content, Dispatcher, Job, Outcome
+from .load import loader_for
+from .records import EvaluationRecord
+from .taking import Taken
+
+if TYPE_CHECKING:
+    from .best import BestModel
+    from .timeline import Timeline
+
+__all__ = ["Evaluation", "Lane", "Pipeline", "metrics_of"]
+
+_log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 60.0
+"""How long `close` waits for a dispatcher that is in the middle of taking a job."""
+
+
+class Lane:
+    """Runs functions one after another in a thread that is there only while there are some. Thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: deque[Callable[[], None]] = deque()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def put(self, work: Callable[[], None]) -> None:
+        """work must not raise: what it raises is logged."""
+        with self._lock:
+            self._queue.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Until nothing is left to do. False: the time is up."""
+        with self._lock:
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._thread = None
+                    return
+                work = self._queue.popleft()
+            try:
+                work()
+            except Exception:
+                _log.exception("%s failed", self._name)
+
+
+@dataclass(eq=False)
+class Evaluation:
+    """One evaluation on its way. Fields below `snapshot` are the pipeline's."""
+
+    step: int
+    epoch: float | None
+    snapshot_id: str
+    submitted_at: float
+    snapshot: Taken
+    """Retained for this evaluation: the pipeline releases it."""
+    future: Future[Outcome] | None = None
+    record: EvaluationRecord | None = None
+    """None while it is open."""
+    error: BaseException | None = None
+    is_released: bool = field(default=False, repr=False)
+
+
+class Pipeline:
+    """Sends snapshots to a dispatcher and makes records of what comes back. Thread-safe.
+
+    is_late: whether metrics of a step that come now are too old.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        factory: Content,
+        eval_fn: Content,
+        payload: Content,
+        load: Callable[[Any, Any], object] | None,
+        cache_key: Callable[[], str | None],
+        is_half: bool,
+        timeout_s: float | None,
+        is_late: Callable[[int], bool],
+        best: BestModel | None,
+        timeline: Timeline | None,
+        name: str,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._factory, self._eval_fn, self._payload = factory, eval_fn, payload
+        self._load = None if load is None else Content(load, "load")
+        self._cache_key, self._is_half, self._timeout_s = cache_key, is_half, timeout_s
+        self._is_late, self._best, self._timeline, self._name = is_late, best, timeline, name
+        self._sender, self._receiver = Lane(f"{name} sender"), Lane(f"{name} receiver")
+        self._open: list[Evaluation] = []
+        self._ended: list[Evaluation] = []
+        self._changed = threading.Condition()
+        self._warned: set[str] = set()
+
+    # What the training thread calls ----------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> list[Evaluation]:
+        """Those without a record, the oldest first."""
+        with self._changed:
+            return list(self._open)
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Takes over its snapshot. Returns at once."""
+        with self._changed:
+            self._open.append(evaluation)
+        self._sender.put(lambda: self._send(evaluation))
+
+    def skip(self, evaluation_record: EvaluationRecord) -> None:
+        """Queues a record of something that is not sent, behind those that have ended."""
+        skipped = Evaluation(
+            step=evaluation_record.step,
+            epoch=evaluation_record.epoch,
+            snapshot_id=evaluation_record.snapshot_id,
+            submitted_at=evaluation_record.submitted_at,
+            snapshot=_NOTHING,
+            record=evaluation_record,
+        )
+        with self._changed:
+            self._ended.append(skipped)
+
+    def take_ended(self) -> list[Evaluation]:
+        """Those that have ended since the last call, in the order in which they were submitted."""
+        with self._changed:
+            ended, self._ended = self._ended, []
+        return sorted(ended, key=lambda each: each.submitted_at)
+
+    def wait(self, is_met: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Until `is_met`, which is looked at when an evaluation has ended. False: the time is up."""
+        with self._changed:
+            return self._changed.wait_for(is_met, timeout_s)
+
+    def cancel(self, evaluation: Evaluation, why: str) -> None:
+        """Its record says `why`, at once; what its worker does about it is the dispatcher's matter."""
+        self._end(evaluation, TimeoutError(why), text=why)
+        future = evaluation.future
+        if future is not None:
+            future.cancel()
+
+    def close(self) -> None:
+        """Waits for the lanes; what is open must have been cancelled."""
+        for lane in (self._sender, self._receiver):
+            if not lane.join(CLOSE_TIMEOUT_S):
+                _log.warning("%s: %s has been taking a job for %g s", self._name, self._dispatcher.name, CLOSE_TIMEOUT_S)
+
+    # In the lanes ----------------------------------------------------------------------------------------------------
+
+    def _send(self, evaluation: Evaluation) -> None:
+        if evaluation.record is not None:  # cancelled meanwhile
+            self._release(evaluation)
+            return
+        try:
+            future = self._dispatcher.submit(self._job(evaluation))
+        except Exception as error:
+            self._end(evaluation, error)
+            self._release(evaluation)
+            return
+        sent_at = time.time()
+        evaluation.future = future
+        future.add_done_callback(lambda done: self._receiver.put(lambda: self._receive(evaluation, done, sent_at)))
+        if evaluation.record is not None:
+            future.cancel()
+
+    def _job(self, evaluation: Evaluation) -> Job:
+        state = evaluation.snapshot.state
+        if self._is_half:
+            from .state import halved
+
+            state = halved(state)
+        return Job(
+            factory=self._factory,
+            load=self._loader(state),
+            eval_fn=self._eval_fn,
+            payload=self._payload,
+            cache_key=self._cache_key(),
+            state=state,
+            step=evaluation.step,
+            snapshot_id=evaluation.snapshot_id,
+            timeout_s=self._timeout_s,
+        )
+
+    def _loader(self, state: Any) -> Content:
+        if self._load is None:
+            self._load = Content(loader_for(state), "load")
+        return self._load
+
+    def _receive(self, evaluation: Evaluation, future: Future[Outcome], sent_at: float) -> None:
+        try:
+            error = CancelledError() if future.cancelled() else future.exception()
+            if error is not None:
+                self._end(evaluation, error)
+                return
+            outcome = future.result()
+            self._draw(evaluation, outcome, sent_at)
+            try:
+                metrics = metrics_of(outcome.value)
+            except UsageError as wrong:
+                self._end(evaluation, wrong, outcome=outcome)
+                return
+            status = "late" if self._is_late(evaluation.step) else "ok"
+            record = EvaluationRecord(
+                step=evaluation.step,
+                epoch=evaluation.epoch,
+                snapshot_id=evaluation.snapshot_id,
+                submitted_at=evaluation.submitted_at,
+                started_at=outcome.started_at,
+                finished_at=outcome.finished_at,
+                worker=outcome.worker,
+                status=status,  # type: ignore[arg-type]
+                metrics=metrics,
+            )
+            self._conclude(evaluation, self._offered(record, evaluation))
+        finally:
+            self._release(evaluation)
+
+    def _offered(self, record: EvaluationRecord, evaluation: Evaluation) -> EvaluationRecord:
+        """To the best model, which may write it: that takes time, and may fail."""
+        if self._best is None or evaluation.record is not None:
+            return record
+        try:
+            self._best.offer(record, evaluation.snapshot.state)
+        except Exception as error:
+            evaluation.error = error
+            _log.warning("%s: the weights of step %d could not be kept", self._name, record.step, exc_info=error)
+            return replace(record, error=f"the best model was not written: {_said(error)}")
+        return record
+
+    def _end(
+        self, evaluation: Evaluation, error: BaseException, *, text: str | None = None, outcome: Outcome | None = None
+    ) -> None:
+        """Without metrics."""
+        text = text or _said(error)
+        record = EvaluationRecord(
+            step=evaluation.step,
+            epoch=evaluation.epoch,
+            snapshot_id=evaluation.snapshot_id,
+            submitted_at=evaluation.submitted_at,
+            started_at=None if outcome is None else outcome.started_at,
+            finished_at=time.time() if outcome is None else outcome.finished_at,
+            worker="" if outcome is None else outcome.worker,
+            status="failed",
+            error=text,
+        )
+        if self._conclude(evaluation, record, error) and text not in self._warned:
+            self._warned.add(text)  # once for each text: a wrong eval_fn fails every time
+            _log.warning("%s: the evaluation of step %d failed: %s", self._name, evaluation.step, text)
+
+    def _conclude(
+        self, evaluation: Evaluation, record: EvaluationRecord, error: BaseException | None = None
+    ) -> bool:
+        """False: it had been cancelled, and has its record."""
+        with self._changed:
+            if evaluation.record is not None:
+                return False
+            evaluation.record = record
+            evaluation.error = error or evaluation.error
+            self._open.remove(evaluation)
+            self._ended.append(evaluation)
+            self._changed.notify_all()
+            return True
+
+    def _release(self, evaluation: Evaluation) -> None:
+        with self._changed:
+            was_released, evaluation.is_released = evaluation.is_released, True
+        if not was_released:
+            evaluation.snapshot.release()
+
+    def _draw(self, evaluation: Evaluation, outcome: Outcome, sent_at: float) -> None:
+        if self._timeline is None:
+            return
+        name = f"step {evaluation.step}"
+        begun = min(outcome.started_at, sent_at) if outcome.transfer_s == 0.0 else outcome.started_at
+        self._timeline.add("transfer", name, begun - outcome.transfer_s, outcome.started_at, step=evaluation.step)
+        self._timeline.add(
+            outcome.worker, name, outcome.started_at, outcome.finished_at, step=evaluation.step, load_s=outcome.load_s
+        )
+
+
+def metrics_of(value: Any) -> dict[str, Any]:
+    """What an `eval_fn` returned, with plain numbers. Raises: UsageError where it is no dictionary."""
+    if not isinstance(value, Mapping):
+        raise UsageError(
+            f"eval_fn: it returned {type(value).__name__} ({value!r:.80}); return a dictionary of metrics, such as "
+            '{"eval_loss": 0.5}'
+        )
+    return {str(name): _plain(each) for name, each in value.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A number in place of an array or tensor of one."""
+    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) is not None:
+        return value.item() if value.shape == () or tuple(value.shape) == (1,) else value
+    return value
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, CancelledError):
+        return "it was cancelled"
+    if isinstance(error, SkywardError | TimeoutError) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+class _Nothing:
+    """The snapshot of an evaluation that was skipped."""
+
+    state = None
+
+    def retain(self) -> _Nothing:
+        return self
+
+    def release(self) -> None:
+        return
+
+
+_NOTHING = _Nothing()

@@ -1,0 +1,74 @@
+"""Copies of whatever holds a model's weights: torch tensors, or arrays where there is no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    from ..snapshot import ArraySnapshotPool, SnapshotPool
+
+__all__ = ["Taken", "Taker", "is_snapshot"]
+
+
+class Taken(Protocol):
+    """A snapshot of any kind, as its readers see it."""
+
+    @property
+    def state(self) -> Any: ...
+
+    def retain(self) -> Any: ...
+
+    def release(self) -> None: ...
+
+
+class Taker:
+    """Takes snapshots of states, of tensors or of arrays. For one thread.
+
+    Args:
+        pool: for tensors; None makes one.
+        keep: sets of free buffers of what is made here.
+    """
+
+    def __init__(self, pool: SnapshotPool | None, *, keep: int) -> None:
+        self._tensors, self._arrays = pool, cast("ArraySnapshotPool | None", None)
+        self._keep = keep
+
+    def take(self, state: Any, *, waits: bool) -> Taken:
+        """A true copy, or one more reference of a snapshot. waits: until the device has copied."""
+        if is_snapshot(state):
+            return cast(Taken, state.retain())
+        if not _holds_tensors(state):
+            return self._array_pool().take(state)
+        if self._tensors is None:
+            from ..snapshot import SnapshotPool
+
+            self._tensors = SnapshotPool(keep=self._keep)
+        taken = self._tensors.take(state)
+        if waits:
+            _ = taken.state
+        return taken
+
+    def _array_pool(self) -> ArraySnapshotPool:
+        if self._arrays is None:
+            from ..snapshot import ArraySnapshotPool
+
+            self._arrays = ArraySnapshotPool(keep=self._keep)
+        return self._arrays
+
+
+def is_snapshot(state: Any) -> bool:
+    """Whether it can be retained. Its `state`, which may wait for a device, is not looked at."""
+    return callable(getattr(type(state), "retain", None)) and callable(getattr(type(state), "release", None))
+
+
+def _holds_tensors(state: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:  # then nobody has made one
+        return False
+    if isinstance(state, Mapping):
+        return any(_holds_tensors(each) for each in state.values())
+    if isinstance(state, list | tuple):
+        return any(_holds_tensors(each) for each in state)
+    return isinstance(state, torch.Tensor)

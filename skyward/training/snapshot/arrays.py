@@ -1,0 +1,107 @@
+"""Snapshots of arrays, without torch: of weights as Keras gives them, on any backend."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ArraySnapshot", "ArraySnapshotPool"]
+
+_Buffers = dict[tuple[tuple[int, ...], str], list[Any]]
+
+
+class ArraySnapshot:
+    """As `Snapshot`, of arrays."""
+
+    def __init__(self, pool: ArraySnapshotPool, state: Any, buffers: list[Any]) -> None:
+        self._pool, self._state, self._buffers = pool, state, buffers
+        self._references = 1
+        self._lock = threading.Lock()
+
+    @property
+    def state(self) -> Any:
+        """Not to be changed."""
+        return self._state
+
+    def retain(self) -> ArraySnapshot:
+        """One more reader. Raises: RuntimeError when the last one has released it."""
+        with self._lock:
+            if self._references == 0:
+                raise RuntimeError("the snapshot was released; retain it before its last reader lets it go")
+            self._references += 1
+        return self
+
+    def release(self) -> None:
+        """One reader less."""
+        with self._lock:
+            if self._references == 0:
+                raise RuntimeError("the snapshot was released more often than retained")
+            self._references -= 1
+            is_last = self._references == 0
+        if is_last:
+            self._pool._give_back(self._buffers)
+            self._state, self._buffers = None, []
+
+
+class ArraySnapshotPool:
+    """As `SnapshotPool`, of arrays. keep: how many free buffers of one shape and dtype stay for each that is in a state."""
+
+    def __init__(self, *, keep: int = 2) -> None:
+        self._keep = keep
+        self._free: _Buffers = {}
+        self._most: dict[tuple[tuple[int, ...], str], int] = {}
+        self._lock = threading.Lock()
+
+    def take(self, state: Any) -> ArraySnapshot:
+        """Copies every array of a nested state (what numpy takes for one: JAX's too), and deep-copies the rest."""
+        buffers: list[Any] = []
+        counts: dict[tuple[tuple[int, ...], str], int] = {}
+
+        def copied(leaf: Any) -> Any:
+            if not hasattr(leaf, "__array__"):
+                return copy.deepcopy(leaf)
+            source = np.asarray(leaf)
+            if source.dtype.hasobject:
+                return copy.deepcopy(source)
+            key = (source.shape, str(source.dtype))
+            counts[key] = counts.get(key, 0) + 1
+            buffer = self._buffer(key, source)
+            np.copyto(buffer, source)
+            buffers.append(buffer)
+            return buffer
+
+        taken = _mapped(state, copied)
+        with self._lock:
+            self._most = counts
+        return ArraySnapshot(self, taken, buffers)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _buffer(self, key: tuple[tuple[int, ...], str], source: Any) -> Any:
+        with self._lock:
+            free = self._free.get(key)
+            if free:
+                return free.pop()
+        return np.empty_like(source, order="C", subok=False)
+
+    def _give_back(self, buffers: list[Any]) -> None:
+        with self._lock:
+            # Shapes that the latest state does not have will not come back.
+            self._free = {key: free for key, free in self._free.items() if key in self._most}
+            for buffer in buffers:
+                key = (buffer.shape, str(buffer.dtype))
+                free = self._free.setdefault(key, [])
+                if len(free) < self._keep * self._most.get(key, 0):
+                    free.append(buffer)
+
+
+def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _mapped(value, change) for key, value in state.items()}
+    if isinstance(state, list | tuple) and not hasattr(state, "_fields"):
+        return type(state)(_mapped(value, change) for value in state)
+    return change(state)
