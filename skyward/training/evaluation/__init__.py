@@ -5,27 +5,17 @@ those. `AsyncEvaluator` takes the copy, hands it over and gives what came of it,
 from Hugging Face, Lightning and Keras are in `skyward.training.sakura`.
 """
 
-from importlib import import_module as _import_module
-from typing import Any as _Any
+from ..._lazy import lazy_names as _lazy_names
 
 _MODULES = {
+    "best": ("BestModel",),
     "dispatcher": ("Content", "Dispatcher", "Job", "Outcome"),
+    "evaluator": ("AsyncEvaluator",),
+    "load": ("load_torch", "load_trainable", "load_weights"),
+    "ranks": ("submit_model",),
     "records": ("EvaluationRecord",),
+    "state": ("is_sharded", "model_state", "sends_parts"),
     "timeline": ("Timeline", "TimelineSummary"),
 }
-_WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = sorted(_WHERE)  # noqa: PLE0605  # all are strings
-
-
-def __getattr__(name: str) -> _Any:
-    module = _WHERE.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(_import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)

@@ -83,7 +83,7 @@ class AsyncEvaluator:
     Raises: UsageError; ArgumentNotPicklable where workers are other processes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keyword-only options
         self,
         model_factory: Callable[[], Any],
         eval_fn: Callable[[Any, Any], Any],
@@ -161,8 +161,8 @@ class AsyncEvaluator:
         self._interval_at: float | None = None
         self._interval_step = 0
         self._is_closed = False
-        if getattr(self._dispatcher, "is_elsewhere", False):
-            self._gate.settle("beside" if self._gate.way == "beside" else "inline")
+        if gate == "auto" and getattr(self._dispatcher, "is_elsewhere", False):
+            self._gate.settle("beside")
 
     def __repr__(self) -> str:
         return f"<AsyncEvaluator {self.name} on {self._dispatcher.name}: {self.pending} open>"

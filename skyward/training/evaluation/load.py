@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import UsageError
+from .state import FROZEN_SAMPLE, frozen_sample
 
 __all__ = ["load_torch", "load_trainable", "load_weights", "loader_for"]
 
@@ -29,16 +30,16 @@ def load_weights(model: Any, weights: Sequence[Any]) -> None:
     model.set_weights(list(weights))
 
 
-def loader_for(state: Any, *, is_partial: bool = False) -> Callable[[Any, Any], object]:
-    """The one for a state: a mapping is a torch state dict, a list is Keras's weights."""
+def loader_for(state: Any) -> Callable[[Any, Any], object]:
+    """The one for a state: a mapping is a torch state dict, whole or of trainable parts; a list is Keras's weights."""
     if isinstance(state, Mapping):
-        return load_trainable if is_partial else load_torch
+        return load_trainable if FROZEN_SAMPLE in state else load_torch
     return load_weights
 
 
 def _load(model: Any, state: Mapping[str, Any], *, is_partial: bool) -> None:
     own = model.state_dict(keep_vars=True)
-    unexpected = [name for name in state if name not in own]
+    unexpected = [name for name in state if name not in own and name != FROZEN_SAMPLE]
     missing = [] if is_partial else [name for name in own if name not in state]
     if unexpected or missing:
         parts = [
@@ -50,8 +51,22 @@ def _load(model: Any, state: Mapping[str, Any], *, is_partial: bool) -> None:
             f"model_factory: the model that it makes is not the one that trains ({'; '.join(parts)}); it must make "
             "the same architecture"
         )
-    model.load_state_dict({name: _as(own[name], value) for name, value in state.items()}, strict=False)
+    if FROZEN_SAMPLE in state:
+        _check_frozen(model, state[FROZEN_SAMPLE])
+    weights = {name: _as(own[name], value) for name, value in state.items() if name != FROZEN_SAMPLE}
+    model.load_state_dict(weights, strict=False)
     model.eval()
+
+
+def _check_frozen(model: Any, theirs: Any) -> None:
+    """Loosely: the worker's may have another dtype."""
+    ours = frozen_sample(model).cpu()
+    if ours.shape == theirs.shape and bool(((ours - theirs.cpu()).abs() <= 0.02 * ours.abs() + 1e-3).all()):
+        return
+    raise UsageError(
+        "model_factory: only what is trained is sent, and the rest of the model that it makes has other values than "
+        "here; load the base's weights in it, or send everything (trainable_only=False)"
+    )
 
 
 def _as(own: Any, value: Any) -> Any:

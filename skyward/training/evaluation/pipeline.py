@@ -39,7 +39,7 @@ class Lane:
         self._lock = threading.Lock()
 
     def put(self, work: Callable[[], None]) -> None:
-        """work must not raise: what it raises is logged."""
+        """Work must not raise: what it raises is logged."""
         with self._lock:
             self._queue.append(work)
             if self._thread is None:
@@ -167,7 +167,9 @@ class Pipeline:
         """Waits for the lanes; what is open must have been cancelled."""
         for lane in (self._sender, self._receiver):
             if not lane.join(CLOSE_TIMEOUT_S):
-                _log.warning("%s: %s has been taking a job for %g s", self._name, self._dispatcher.name, CLOSE_TIMEOUT_S)
+                _log.warning(
+                    "%s: %s has been taking a job for %g s", self._name, self._dispatcher.name, CLOSE_TIMEOUT_S
+                )
 
     # In the lanes ----------------------------------------------------------------------------------------------------
 
@@ -271,9 +273,7 @@ class Pipeline:
             self._warned.add(text)  # once for each text: a wrong eval_fn fails every time
             _log.warning("%s: the evaluation of step %d failed: %s", self._name, evaluation.step, text)
 
-    def _conclude(
-        self, evaluation: Evaluation, record: EvaluationRecord, error: BaseException | None = None
-    ) -> bool:
+    def _conclude(self, evaluation: Evaluation, record: EvaluationRecord, error: BaseException | None = None) -> bool:
         """False: it had been cancelled, and has its record."""
         with self._changed:
             if evaluation.record is not None:

@@ -1,19 +1,93 @@
-"""The weights of a model as an evaluation gets them."""
+"""The weights of a model as an evaluation gets them: by the names that the model has without its wrappers."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["halved"]
+from ..adapters.model import unwrapped
+
+__all__ = ["FROZEN_SAMPLE", "frozen_sample", "halved", "is_sharded", "model_state", "sends_parts"]
+
+FROZEN_SAMPLE = "skyward.frozen_sample"
+"""The name, in a state of trainable parts, of some values of the others: by them a worker sees whether its model has
+the same."""
+SAMPLES = 8
+"""Of each frozen parameter."""
+
+
+def model_state(model: Any, *, trainable_only: bool | Literal["auto"] = "auto") -> dict[str, Any]:
+    """A torch model's state dict, without the prefixes of DistributedDataParallel and torch.compile.
+
+    Its tensors are the live ones: take a snapshot. Of a sharded model (FSDP1, FSDP2, tensor parallel) the parts are
+    gathered, in host memory: all ranks call it, and only rank 0 has the state then; on the others it is empty.
+
+    Args:
+        trainable_only: parameters that are trained, and buffers; `load_trainable` puts them into a model whose factory
+            gives the others the values that they have here. "auto": for adapters of PEFT.
+    """
+    parts = sends_parts(model) if trainable_only == "auto" else trainable_only
+    if is_sharded(model):
+        return _gathered(model, parts)
+    inner = unwrapped(model)
+    state = {_plain_name(name): value for name, value in inner.state_dict(keep_vars=True).items()}
+    if parts:
+        state = {name: value for name, value in state.items() if not _is_frozen(value)}
+        state[FROZEN_SAMPLE] = frozen_sample(inner)
+    return {name: value.detach() if hasattr(value, "detach") else value for name, value in state.items()}
+
+
+def sends_parts(model: Any) -> bool:
+    """Whether "auto" sends trainable parts only: PEFT's models, whose factory has to load the base all the same."""
+    return hasattr(unwrapped(model), "peft_config")
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether ranks hold parts of it, so that its state is gathered by all of them."""
+    if any(callable(getattr(each, "to_local", None)) for each in model.parameters()):
+        return True
+    return any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules())
+
+
+def frozen_sample(model: Any) -> Any:
+    """(frozen parameters x 8,) float32, or fewer of small ones, on the model's device: values at even distances."""
+    import torch
+
+    found = []
+    with torch.no_grad():
+        for each in model.state_dict(keep_vars=True).values():
+            if _is_frozen(each) and each.numel():
+                flat = each.detach().reshape(-1)
+                found.append(flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES].float())
+        return torch.cat(found) if found else torch.zeros(0)
 
 
 def halved(state: Any) -> Any:
     """The same with float32 tensors and arrays as float16. Everything else is the same object."""
     if isinstance(state, dict):
-        return {key: halved(value) for key, value in state.items()}
+        return {key: value if key == FROZEN_SAMPLE else halved(value) for key, value in state.items()}
     if isinstance(state, list | tuple) and not hasattr(state, "_fields"):
         return type(state)(halved(value) for value in state)
     dtype = str(getattr(state, "dtype", ""))
     if dtype == "torch.float32":
         return state.half()
     return state.astype("float16") if dtype == "float32" and hasattr(state, "astype") else state
+
+
+def _gathered(model: Any, parts: bool) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    # With both, each tensor is gathered, taken to the host by rank 0, and freed: no rank holds the whole on its device.
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=parts)
+    state = get_model_state_dict(model, options=options)
+    return {_plain_name(name): value for name, value in state.items()}
+
+
+def _plain_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")
+
+
+def _is_frozen(value: Any) -> bool:
+    """A parameter that is not trained. Buffers, which training changes, are none."""
+    import torch
+
+    return isinstance(value, torch.nn.Parameter) and not value.requires_grad

@@ -48,7 +48,7 @@ class ArraySnapshot:
 
 
 class ArraySnapshotPool:
-    """As `SnapshotPool`, of arrays. keep: how many free buffers of one shape and dtype stay for each that is in a state."""
+    """As `SnapshotPool`, of arrays. keep: how many free buffers stay for each array of a state."""
 
     def __init__(self, *, keep: int = 2) -> None:
         self._keep = keep

@@ -1,0 +1,18 @@
+"""What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
+
+from .best import BestModel as BestModel
+from .dispatcher import Content as Content
+from .dispatcher import Dispatcher as Dispatcher
+from .dispatcher import Job as Job
+from .dispatcher import Outcome as Outcome
+from .evaluator import AsyncEvaluator as AsyncEvaluator
+from .load import load_torch as load_torch
+from .load import load_trainable as load_trainable
+from .load import load_weights as load_weights
+from .ranks import submit_model as submit_model
+from .records import EvaluationRecord as EvaluationRecord
+from .state import is_sharded as is_sharded
+from .state import model_state as model_state
+from .state import sends_parts as sends_parts
+from .timeline import Timeline as Timeline
+from .timeline import TimelineSummary as TimelineSummary

@@ -1,0 +1,140 @@
+"""The weights that were scored best, written when their score is known."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError
+from .records import EvaluationRecord
+
+__all__ = ["BestModel", "is_greater_better"]
+
+Save = Callable[[Any, Path], None]
+"""(state, path) -> None: writes a state to a path that does not exist yet."""
+
+
+class BestModel:
+    """Writes the weights of an evaluation whose metric is better than all before: those that were scored, not those
+    that training has when the score comes.
+
+    The file is whole or not there, at every instant; `<path>.json` beside it is the record, written after it. A metric
+    that is no number, or NaN, is never the best; the first one counts as better than none.
+
+    Args:
+        path: ".safetensors" and ".npz" (of lists of arrays) are written as such, everything else by torch.save.
+        metric: its name in what `eval_fn` returns, with or without a leading "eval_".
+        greater_is_better: None: yes, unless the name ends in "loss", "perplexity" or "error".
+        save: (state, path) -> None, for formats of your own. It runs in the background.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        metric: str,
+        *,
+        greater_is_better: bool | None = None,
+        save: Save | None = None,
+    ) -> None:
+        self.path, self.metric = Path(path), metric
+        self.greater_is_better = is_greater_better(metric) if greater_is_better is None else greater_is_better
+        self._save = save or _save
+        self._record: EvaluationRecord | None = None
+        self._value: float | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def record(self) -> EvaluationRecord | None:
+        """Of the weights in the file; None before the first."""
+        return self._record
+
+    @property
+    def value(self) -> float | None:
+        """Of the metric in `record`."""
+        return self._value
+
+    def offer(self, record: EvaluationRecord, state: Any) -> bool:
+        """Writes `state` if its record is the best so far. Any thread; takes as long as writing does.
+
+        Raises: UsageError, when the record has no such metric; OSError.
+        """
+        value = self._metric_of(record)
+        with self._lock:
+            if math.isnan(value) or not self._is_better(value):
+                return False
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            written = self.path.with_name(f".{self.path.stem}.{os.getpid()}.new{self.path.suffix}")
+            try:
+                self._save(state, written)
+                _sync(written)
+                os.replace(written, self.path)
+            finally:
+                written.unlink(missing_ok=True)
+            self._record, self._value = record, value
+            self._write_record(record)
+            _sync(self.path.parent)
+        return True
+
+    def _is_better(self, value: float) -> bool:
+        if self._value is None:
+            return True
+        return value > self._value if self.greater_is_better else value < self._value
+
+    def _metric_of(self, record: EvaluationRecord) -> float:
+        metrics = record.metrics
+        for name in (self.metric, f"eval_{self.metric}", self.metric.removeprefix("eval_")):
+            if name in metrics:
+                try:
+                    return float(metrics[name])
+                except (TypeError, ValueError):
+                    raise UsageError(
+                        f"metric: {name} is {metrics[name]!r} at step {record.step}; give the name of a number"
+                    ) from None
+        raise UsageError(f"metric: eval_fn returned no {self.metric!r}; it returned {', '.join(metrics) or 'nothing'}")
+
+    def _write_record(self, record: EvaluationRecord) -> None:
+        place = self.path.with_name(f"{self.path.name}.json")
+        written = place.with_name(f".{place.name}.new")
+        written.write_text(json.dumps(asdict(record), indent=1, default=str))
+        os.replace(written, place)
+
+
+def is_greater_better(metric: str) -> bool:
+    """What a metric's name says."""
+    return not metric.endswith(("loss", "perplexity", "error", "mse", "mae"))
+
+
+def _save(state: Any, path: Path) -> None:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import save_file
+
+        seen: set[int] = set()
+        tensors = {}
+        for name, value in state.items():
+            # Two names of one tensor: the format has no way to say that.
+            is_again = value.data_ptr() in seen and value.numel() > 0
+            tensors[name] = value.clone() if is_again else value.contiguous()
+            seen.add(value.data_ptr())
+        save_file(tensors, path)
+    elif path.suffix == ".npz":
+        import numpy as np
+
+        np.savez(path, **({str(at): each for at, each in enumerate(state)} if isinstance(state, list) else state))
+    else:
+        import torch
+
+        torch.save(state, path)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
