@@ -16,6 +16,7 @@ _MODULES = {
     "adapters.lightning": ("LightningCallbacks",),
     "agree": ("Alone", "RankFailed", "Ranks", "TorchRanks", "ranks_of_this_process"),
     "arguments": ("DDPTrainingArguments", "TrainingArguments"),
+    "asynchronous": ("asynchronously",),
     "bus": ("CallbackHandler",),
     "callbacks": tuple(_callbacks.__all__),
     "checkpoint": ("Checkpoints", "FileCheckpoints", "RNGState", "SharingPattern", "StateComponent"),

@@ -10,6 +10,7 @@ from .agree import TorchRanks as TorchRanks
 from .agree import ranks_of_this_process as ranks_of_this_process
 from .arguments import DDPTrainingArguments as DDPTrainingArguments
 from .arguments import TrainingArguments as TrainingArguments
+from .asynchronous import asynchronously as asynchronously
 from .bus import CallbackHandler as CallbackHandler
 from .callbacks import DefaultMetrics as DefaultMetrics
 from .callbacks import DivergenceDetector as DivergenceDetector
@@ -84,6 +85,7 @@ __all__ = [
     "TrainerState",
     "TrainingArguments",
     "WeightNormLogger",
+    "asynchronously",
     "ranks_of_this_process",
     "report",
 ]

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from .agree import Alone, Failure, RankFailed, Ranks
 from .events import EVENTS, ErrorPolicy, Stateful, TrainerControl
 
-__all__ = ["CallbackHandler", "callback_name", "callback_state_key"]
+__all__ = ["CallbackHandler", "callback_name", "callback_state_key", "handlers_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -266,6 +266,11 @@ def callback_state_key(callback: object) -> str:
     """What its state is called in a checkpoint."""
     key = getattr(callback, "state_key", None)
     return key if isinstance(key, str) else type(callback).__qualname__
+
+
+def handlers_of(callback: object) -> dict[str, Handler]:
+    """By event, as the bus calls them: everything by keyword."""
+    return {event: _by_keyword(callback, event) for event in EVENTS if _defines(callback, event)}
 
 
 def _defines(callback: object, event: str) -> bool:
