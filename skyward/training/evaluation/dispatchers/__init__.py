@@ -8,6 +8,7 @@ from ...._lazy import lazy_names as _lazy_names
 _MODULES = {
     "choice": ("as_dispatcher",),
     "in_process": ("InProcessDispatcher",),
+    "subprocesses": ("SubprocessDispatcher",),
 }
 
 __getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)

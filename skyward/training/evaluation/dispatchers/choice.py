@@ -31,6 +31,10 @@ def as_dispatcher(compute: Any = None, *, field: str = "compute") -> Dispatcher:
         from .in_process import InProcessDispatcher
 
         return InProcessDispatcher()
+    if isinstance(compute, str) and compute == "subprocess":
+        from .subprocesses import SubprocessDispatcher
+
+        return SubprocessDispatcher()
     if _is_address(compute):
         raise UsageError(
             f"{field}: {compute!r} is an address; workers are not reached by address here: open a pool "

@@ -132,6 +132,7 @@ class SeatedDispatcher(abc.ABC):
                 self._running[task.future] = task
                 task.seat, task.thread = seat, me
             if not self._run(task, seat):
+                seat.close()
                 return
 
     def _run(self, task: _Task, seat: Seat) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyward.training.evaluation import Content, Job
 
-__all__ = ["doubled", "hang", "job_of", "kill_me", "load", "make", "sleep", "waits_for"]
+__all__ = ["NoteLoading", "doubled", "hang", "job_of", "kill_me", "load", "make", "sleep", "waits_for"]
 
 BUILT: list[int] = []
 
@@ -59,3 +59,17 @@ def job_of(state: Any, eval_fn: Any = doubled, payload: Any = 1, **options: Any)
     contents = {name: Content(options.pop(name, value), name) for name, value in parts.items()}
     chosen = {"cache_key": "model", "step": 1, "snapshot_id": "one", **options}
     return Job(**contents, state=state, **chosen)
+
+
+class NoteLoading:
+    """Writes a line each time it is unpickled. path: None refuses to be."""
+
+    def __init__(self, path: Path | None, data: bytes) -> None:
+        self.path, self.data = path, data
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.path is None:
+            raise RuntimeError("no")
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")

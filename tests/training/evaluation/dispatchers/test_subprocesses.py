@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skyward.errors import ArgumentNotPicklable, PayloadNotLoadable, ResultNotPicklable, SlotLost, TaskTimeout
+from skyward.training.evaluation.dispatchers import SubprocessDispatcher, as_dispatcher
+from tests.training.evaluation.dispatchers.jobs import NoteLoading, doubled, hang, job_of, kill_me, waits_for
+from tests.waiting import lines_of, until
+
+
+@pytest.fixture(scope="module")
+def dispatcher() -> Iterator[SubprocessDispatcher]:
+    dispatcher = SubprocessDispatcher()
+    yield dispatcher
+    dispatcher.close(cancel=True)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_it_runs_in_one_process_beside_this_one_that_keeps_its_model(dispatcher: SubprocessDispatcher) -> None:
+    outcomes = [dispatcher.submit(job_of(n, doubled, 1)).result(60) for n in range(3)]
+    assert [outcome.value["value"] for outcome in outcomes] == [1, 3, 5]
+    assert len({outcome.value["pid"] for outcome in outcomes} | {os.getpid()}) == 2
+    assert [outcome.value["built"] for outcome in outcomes] == [1, 1, 1]
+    for outcome in outcomes:
+        assert outcome.worker == "subprocess"
+        assert outcome.started_at + outcome.load_s <= outcome.finished_at
+    assert dispatcher.pressure() == 0
+
+
+def test_large_arrays_go_through_shared_memory_and_are_writable(dispatcher: SubprocessDispatcher) -> None:
+    def evaluate(model: Any, payload: Any) -> dict[str, Any]:
+        state = model[0]
+        total = float(state["large"].sum() + state["small"].sum())
+        state["large"][0] = -1.0
+        return {"total": total, "writable": state["large"].flags.writeable}
+
+    for n in (1.0, 2.0, 3.0):
+        state = {"large": np.full(300_000, n), "small": np.full(10, n), "odd": np.full(1_000_001, 7, np.uint8)}
+        value = dispatcher.submit(job_of(state, evaluate)).result(60).value
+        assert value == {"total": 300_010 * n, "writable": True}
+        assert state["large"][0] == n
+
+
+def test_contents_are_sent_to_a_process_once(dispatcher: SubprocessDispatcher, tmp_path: Path) -> None:
+    payload = NoteLoading(tmp_path / "loaded", b"x" * 1_000_000)
+    job = job_of(1, lambda model, payload: {"bytes": len(payload.data)}, payload)
+    for _ in range(3):
+        assert dispatcher.submit(job).result(60).value == {"bytes": 1_000_000}
+    assert len(lines_of(tmp_path / "loaded")) == 1
+
+
+def test_contents_that_the_process_has_dropped_are_sent_again(dispatcher: SubprocessDispatcher, tmp_path: Path) -> None:
+    payload = NoteLoading(tmp_path / "loaded", b"")
+    job = job_of(1, lambda model, payload: {"value": 1}, payload)
+    dispatcher.submit(job).result(60)
+    for n in range(20):
+        dispatcher.submit(job_of(1, doubled, n)).result(60)
+    assert dispatcher.submit(job).result(60).value == {"value": 1}
+    assert len(lines_of(tmp_path / "loaded")) == 2
+
+
+def test_what_the_evaluation_raises_is_raised_as_itself_with_where(dispatcher: SubprocessDispatcher) -> None:
+    def fail(model: Any, payload: Any) -> dict[str, Any]:
+        raise KeyError("no such label")
+
+    with pytest.raises(KeyError, match="no such label") as raised:
+        dispatcher.submit(job_of(1, fail)).result(60)
+    assert "Remote traceback (subprocess)" in "".join(raised.value.__notes__)
+    assert dispatcher.submit(job_of(1)).result(60).value["value"] == 3
+
+
+def test_what_cannot_travel_is_named(dispatcher: SubprocessDispatcher) -> None:
+    with pytest.raises(ArgumentNotPicklable, match="payload: it cannot be sent"):
+        dispatcher.submit(job_of(1, doubled, threading.Lock())).result(60)
+    with pytest.raises(ResultNotPicklable, match="eval_fn: what it returned cannot be sent back"):
+        dispatcher.submit(job_of(1, lambda model, payload: {"lock": threading.Lock()})).result(60)
+    with pytest.raises(
+        PayloadNotLoadable, match="payload: it cannot be loaded where evaluations run: RuntimeError: no"
+    ):
+        dispatcher.submit(job_of(1, doubled, NoteLoading(None, b""))).result(60)
+
+
+def test_a_process_that_dies_is_reported_and_replaced(dispatcher: SubprocessDispatcher) -> None:
+    with pytest.raises(SlotLost, match="ended by SIGKILL during an evaluation") as raised:
+        dispatcher.submit(job_of(1, kill_me)).result(60)
+    assert raised.value.signal == signal.SIGKILL
+    pid = dispatcher.submit(job_of(1)).result(60).value["pid"]
+    os.kill(pid, signal.SIGKILL)  # while it is idle: nobody notices
+    assert dispatcher.submit(job_of(2)).result(60).value["value"] == 5
+
+
+def test_one_that_never_returns_is_killed_when_its_time_is_over(
+    dispatcher: SubprocessDispatcher, tmp_path: Path
+) -> None:
+    before = dispatcher.submit(job_of(1)).result(60).value["pid"]
+    slow = dispatcher.submit(job_of(1, hang, 1000, timeout_s=0.1))
+    following = dispatcher.submit(job_of(2))
+    with pytest.raises(TaskTimeout, match=r"timeout_s of 0.1 s; its process was ended"):
+        slow.result(60)
+    assert following.result(60).value["value"] == 5
+    until(lambda: _is_gone(before))
+
+
+def test_cancelling_kills_what_runs_with_all_that_it_started(dispatcher: SubprocessDispatcher, tmp_path: Path) -> None:
+    def start_another(model: Any, payload: str) -> dict[str, Any]:
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "1000"])
+        path = Path(payload)
+        path.with_suffix(".part").write_text(f"{os.getpid()} {child.pid}")
+        path.with_suffix(".part").rename(path)
+        child.wait()
+        return {}
+
+    future = dispatcher.submit(job_of(1, start_another, str(tmp_path / "pids")))
+    until((tmp_path / "pids").exists)
+    assert future.cancel()
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    until(lambda: all(_is_gone(pid) for pid in pids))
+    assert dispatcher.submit(job_of(2)).result(60).value["value"] == 5
+
+
+def test_closing_leaves_no_process_thread_nor_descriptor(tmp_path: Path) -> None:
+    threads, descriptors = threading.active_count(), set(os.listdir("/proc/self/fd"))
+    dispatcher = SubprocessDispatcher(slots=2)
+    futures = [dispatcher.submit(job_of(n, waits_for, str(tmp_path))) for n in range(2)]
+    until(lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+    pids = [int(path.read_text()) for path in tmp_path.glob("begun-*")]
+    assert len(set(pids)) == 2
+    (tmp_path / "end-0").touch()
+    assert futures[0].result(60).worker.startswith("subprocess ")
+    dispatcher.close(cancel=True)
+    assert futures[1].cancelled()
+    until(lambda: all(_is_gone(pid) for pid in pids))
+    until(lambda: threading.active_count() == threads)
+    assert set(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_the_process_ends_with_the_one_that_trains(tmp_path: Path) -> None:
+    """However it ends; and an evaluation that runs does not hinder it."""
+    import subprocess
+    import sys
+
+    code = """
+import sys
+from skyward.training.evaluation.dispatchers import SubprocessDispatcher
+from tests.training.evaluation.dispatchers.jobs import job_of, waits_for
+SubprocessDispatcher().submit(job_of(0, waits_for, sys.argv[1]))
+import threading; threading.Event().wait()
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    begun = tmp_path / "begun-0"
+    until(lambda: begun.exists() and begun.read_text())
+    parent.kill()
+    parent.wait()
+    pid = int(begun.read_text())
+    until(lambda: _is_gone(pid))
+
+
+def test_its_name_chooses_it() -> None:
+    dispatcher = as_dispatcher("subprocess")
+    assert isinstance(dispatcher, SubprocessDispatcher)
+    assert not dispatcher.shares_memory
+    dispatcher.close()
