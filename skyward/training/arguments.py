@@ -90,6 +90,17 @@ class TrainingArguments:
     save_only_model: bool = False
     save_on_each_node: bool = False
     """Nodes share no disk: each node keeps its own copy of each checkpoint."""
+    async_save: bool = False
+    """Write checkpoints behind training, which waits only while the states are copied. `on_save` then comes at the step
+    at which the checkpoint is durable, as does an error of the save."""
+    save_on_busy: str = "wait"
+    """What an asynchronous save does while the one before it is being written: "wait" for it, or "skip": it is left
+    out. The best, the last and what a callback or a command asks for are never left out."""
+    enable_jit_checkpoint: bool = False
+    """On SIGTERM of any rank, or when the provider of its machine announces that it takes it back: all ranks save after
+    the step that they are in, and `train` raises RunTerminated, which ends the process with 143."""
+    jit_checkpoint_grace_s: float = 25.0
+    """How long after the signal that save may take. Give less than the scheduler gives before it kills."""
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None
@@ -256,6 +267,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "logging_strategy": ("no", "steps", "epoch"),
     "eval_strategy": ("no", "steps", "epoch"),
     "save_strategy": ("no", "steps", "epoch", "best"),
+    "save_on_busy": ("wait", "skip"),
     "lr_scheduler_type": SCHEDULES,
     "optim": OPTIMIZERS,
     "train_sampling_strategy": ("random", "sequential"),
@@ -319,6 +331,7 @@ _RULES: dict[str, Rule] = {
     "save_steps": _steps(),
     "eval_delay": _at_least(0),
     "save_total_limit": _whole(1, or_none=True),
+    "jit_checkpoint_grace_s": (lambda value: _is_number(value) and value > 0, "a number of seconds above 0"),
     "dataloader_num_workers": _whole(0),
     "dataloader_prefetch_factor": _whole(1, or_none=True),
     "ddp_bucket_cap_mb": _whole(1, or_none=True),

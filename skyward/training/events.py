@@ -83,8 +83,9 @@ class TrainerCallback:
 
     Every event gives `args`, `state`, `control`, `ranks` (the world; see `skyward.training.agree`), `model`
     (unwrapped), `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader`, `eval_dataloader`, `trainer`;
-    some give more: `logs` (on_log_step, on_log), `metrics` (on_train_metrics, on_evaluate, on_predict),
-    `checkpoint`, its path (on_save). It changes `control` in place, or returns one of its own.
+    some give more: `logs` (on_log_step, on_log), `metrics` (on_train_metrics, on_evaluate, on_predict), `checkpoint`,
+    its path (on_save: it is durable now; from our Trainer `saved_step` too, which is earlier than `global_step` where
+    it was written behind training). It changes `control` in place, or returns one of its own.
 
     A callback with `state_dict` and `load_state_dict` is kept in checkpoints under its `state_key`. On resume its
     state is loaded before `on_init_end`: what it needs of the run it must wait for until `on_train_begin`.

@@ -16,7 +16,7 @@ from .folders import folder_at
 from .layout import checkpoints_in, latest_checkpoint, name_of
 from .loading import LoadReport, LoadRequest, Resharder, perform_load
 from .patterns import SharingPattern, StateComponent
-from .saving import SaveRequest, is_sharded, perform_save, states_of
+from .saving import SaveRequest, perform_save, states_of, states_to_keep
 from .topology import ranks_of_groups
 from .verdicts import together
 
@@ -121,7 +121,7 @@ class CheckpointCoordinator:
         if self._saves.is_pending and self._on_busy == "skip" and not is_needed:
             return False
         request = self._request(checkpoint_path, checkpoint_id, validate, metadata)
-        return self._saves.start(request, lambda: self._states_to_keep(request), after=after)
+        return self._saves.start(request, lambda: states_to_keep(self._ranks, request), after=after)
 
     def poll(self) -> str | None:
         """For every step of a loop that saves asynchronously: gives the path of a save that has ended meanwhile.
@@ -218,22 +218,6 @@ class CheckpointCoordinator:
             on_each_node=self.on_each_node,
             about={**about, "metadata": rest},
         )
-
-    def _states_to_keep(self, request: SaveRequest) -> dict[str, Any]:
-        """Of this rank, without what only another one writes and nobody compares: it need not be copied."""
-        states = states_of(self.state_components)
-        if self._ranks.rank == 0 or self.on_each_node:
-            return states
-        return {
-            each.key: states[each.key]
-            for each in self.state_components
-            if each.key in states
-            and (
-                each.sharing_pattern not in (SharingPattern.GLOBAL, SharingPattern.REPLICATED)
-                or request.is_compared(each)
-                or is_sharded(states[each.key])
-            )
-        }
 
     def _place(self, path: str | os.PathLike[str] | None, checkpoint_id: str | int | None) -> tuple[str, str]:
         """The folder that the checkpoint is to be in, swept, and its name. Those of rank 0 count."""

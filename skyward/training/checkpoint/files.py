@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 from ...errors import CheckpointError
 from ..agree import Ranks
+from .background import BackgroundSaves
 from .commit import sweep
 from .folders import folder_at
 from .layout import checkpoints_in, name_of
-from .loading import LoadRequest, perform_load
+from .loading import LoadRequest, Resharder, perform_load
 from .patterns import StateComponent
 from .retention import prune
-from .saving import SaveRequest, perform_save, states_of
+from .saving import SaveRequest, perform_save, states_of, states_to_keep
+from .topology import ranks_of_groups
 from .verdicts import together
 
 __all__ = ["Checkpoints", "FileCheckpoints"]
@@ -26,14 +28,43 @@ _log = logging.getLogger(__name__)
 class Checkpoints(Protocol):
     """Where a run's states go. Methods that say so are collective: all ranks call them, in one order."""
 
-    def save(self, step: int, components: Sequence[StateComponent]) -> str:
+    def save(
+        self, step: int, components: Sequence[StateComponent], *, process_groups: Mapping[str, Any] | None = None
+    ) -> str:
         """Keeps them as the checkpoint of `step`, in place of one that is there. Collective. Gives its path.
 
+        process_groups: those that components name, as `CheckpointCoordinator` takes them.
         Raises: on every rank, if one fails; then what was there before is still there.
         """
 
-    def load(self, path: str, components: Sequence[StateComponent], *, only: Collection[str] | None = None) -> None:
-        """Loads the states of a checkpoint into the components, or into those with the keys `only`. Collective."""
+    def save_async(
+        self, step: int, components: Sequence[StateComponent], *, process_groups: Mapping[str, Any] | None = None
+    ) -> None:
+        """As `save`, but returns when the states are copied; they are written behind the caller. Waits for the save
+        before it. Raises: what that has; its own error is raised by the next call, `poll` or `wait`.
+        """
+
+    def poll(self) -> str | None:
+        """Of a pending save: its path if it has ended on all ranks. Cheap. Collective. Raises: what the save has."""
+
+    def wait(self, timeout_s: float | None = None) -> str | None:
+        """Until the pending save has ended: its path; None where there is none. Raises: as `poll`, and where the
+        time is up.
+        """
+
+    def load(
+        self,
+        path: str,
+        components: Sequence[StateComponent],
+        *,
+        only: Collection[str] | None = None,
+        process_groups: Mapping[str, Any] | None = None,
+        resharders: Mapping[str, Resharder] | None = None,
+    ) -> None:
+        """Loads the states of a checkpoint into the components, or into those with the keys `only`. Collective.
+
+        resharders: as `CheckpointCoordinator.load_checkpoint` takes them.
+        """
 
     def latest(self) -> str | None:
         """The path of the whole checkpoint that was written last; None where there is none. Collective."""
@@ -56,20 +87,41 @@ class FileCheckpoints:
         self._ranks = ranks
         self._on_each_node = on_each_node
         self._is_leader = ranks.rank == 0 or (on_each_node and ranks.local_rank == 0)
+        self._saves: BackgroundSaves | None = None
 
-    def save(self, step: int, components: Sequence[StateComponent]) -> str:
-        request = SaveRequest(
-            components=components,
-            groups={},
-            parent=self.folder,
-            name=name_of(step),
-            on_each_node=self._on_each_node,
-            about={"step": step},
-        )
-        return perform_save(self._ranks, request, lambda: states_of(components))
+    def save(
+        self, step: int, components: Sequence[StateComponent], *, process_groups: Mapping[str, Any] | None = None
+    ) -> str:
+        self.wait()
+        return perform_save(self._ranks, self._request(step, components, process_groups), lambda: states_of(components))
 
-    def load(self, path: str, components: Sequence[StateComponent], *, only: Collection[str] | None = None) -> None:
-        perform_load(self._ranks, LoadRequest(components=components, groups={}, only=only), path)
+    def save_async(
+        self, step: int, components: Sequence[StateComponent], *, process_groups: Mapping[str, Any] | None = None
+    ) -> None:
+        if self._saves is None:
+            self._saves = BackgroundSaves(self._ranks)
+        request = self._request(step, components, process_groups)
+        self._saves.start(request, lambda: states_to_keep(self._ranks, request))
+
+    def poll(self) -> str | None:
+        return None if self._saves is None else self._saves.poll()
+
+    def wait(self, timeout_s: float | None = None) -> str | None:
+        return None if self._saves is None else self._saves.wait(timeout_s)
+
+    def load(
+        self,
+        path: str,
+        components: Sequence[StateComponent],
+        *,
+        only: Collection[str] | None = None,
+        process_groups: Mapping[str, Any] | None = None,
+        resharders: Mapping[str, Resharder] | None = None,
+    ) -> None:
+        self.wait()
+        groups = ranks_of_groups(process_groups or {}, self._ranks.rank)
+        request = LoadRequest(components=components, groups=groups, only=only, resharders=resharders or {})
+        perform_load(self._ranks, request, path)
 
     def latest(self) -> str | None:
         found = together(self._ranks, "looking for checkpoints", self._all, failure=CheckpointError)
@@ -89,6 +141,18 @@ class FileCheckpoints:
         if self._is_leader:
             for name in sweep(folder_at(self.folder)):
                 _log.info("%s: cleared %s, which an interrupted save had left", self.folder, name)
+
+    def _request(
+        self, step: int, components: Sequence[StateComponent], process_groups: Mapping[str, Any] | None
+    ) -> SaveRequest:
+        return SaveRequest(
+            components=components,
+            groups=ranks_of_groups(process_groups or {}, self._ranks.rank),
+            parent=self.folder,
+            name=name_of(step),
+            on_each_node=self._on_each_node,
+            about={"step": step},
+        )
 
     def _all(self) -> dict[str, str]:
         """Paths by name, the oldest first."""

@@ -21,7 +21,7 @@ from .validate import close_to, differing, fingerprints, mismatch, summary_of
 from .verdicts import together
 from .writer import write_state
 
-__all__ = ["SaveRequest", "is_sharded", "perform_save", "states_of"]
+__all__ = ["SaveRequest", "is_sharded", "perform_save", "states_of", "states_to_keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,23 @@ class _Announced:
 def states_of(components: Sequence[StateComponent]) -> dict[str, Any]:
     """Their state dicts, by key. May be collective, as those are."""
     return {each.key: each.stateful.state_dict() for each in components if each.stateful is not None}
+
+
+def states_to_keep(ranks: Ranks, request: SaveRequest) -> dict[str, Any]:
+    """As `states_of`, without what only another rank writes and nobody compares: it need not be copied."""
+    states = states_of(request.components)
+    if ranks.rank == 0 or request.on_each_node:
+        return states
+    return {
+        each.key: states[each.key]
+        for each in request.components
+        if each.key in states
+        and (
+            each.sharing_pattern not in (SharingPattern.GLOBAL, SharingPattern.REPLICATED)
+            or request.is_compared(each)
+            or is_sharded(states[each.key])
+        )
+    }
 
 
 def perform_save(ranks: Ranks, request: SaveRequest, states_here: Callable[[], Mapping[str, Any]]) -> str:

@@ -200,9 +200,9 @@ class TrainerControlCallback(TrainerCallback):
             self._books.evaluated(metrics)
         self._keep_aborting(control)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, saved_step: int | None = None, **_: Any) -> None:
         if self._books is not None:
-            self._books.saved()
+            self._books.saved(state.global_step if saved_step is None else saved_step)
         self._keep_aborting(control)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -162,11 +162,12 @@ class Books:
             self._changed.notify_all()
             return Taken(commands=names)
 
-    def saved(self) -> None:
-        """A checkpoint was written."""
+    def saved(self, of_step: int) -> None:
+        """The checkpoint of a step is durable. One that was begun before a command came does not execute it."""
         with self._changed:
             for state in list(self._commands.values()):
-                if state.state == "applied" and state.command == "save_checkpoint":
+                is_later = state.step is None or state.step <= of_step
+                if state.state == "applied" and state.command == "save_checkpoint" and is_later:
                     self._set(state, "executed")
             self._changed.notify_all()
 

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -26,7 +26,14 @@ from ..bus import CallbackHandler
 from ..callbacks.info import InfoCallback
 from ..callbacks.metrics import DefaultMetrics
 from ..callbacks.progress import ProgressCallback
-from ..checkpoint import Checkpoints, FileCheckpoints, RNGState, SharingPattern, StateComponent
+from ..checkpoint import (
+    Checkpoints,
+    FileCheckpoints,
+    RNGState,
+    RunTerminated,
+    SharingPattern,
+    StateComponent,
+)
 from ..checkpoint.rng import seed_everything
 from ..events import TrainerCallback, TrainerControl, TrainerState
 from . import flow, loss
@@ -38,6 +45,7 @@ from .outputs import EvalPrediction, PredictionOutput, TrainOutput
 from .precision import Precision
 from .reading import has_length
 from .record import Record
+from .saves import Saved, Saves, Termination, checkpoint_to_resume
 from .states import ModelState, OptimizerState, RunState
 from .stream import Stream, is_map_style, make_stream
 from .world import accumulating, device_of, is_sharded, place, unwrap, wrap
@@ -51,12 +59,14 @@ _log = logging.getLogger(__name__)
 class Position:
     """Where in the data a run is; kept in checkpoints.
 
-    rounds: micro-batches taken in the epoch. is_stopped: a callback asked for its end.
+    rounds: micro-batches taken in the epoch. is_stopped: a callback asked for its end. owes_evaluation: one that was
+    due after this step was not made.
     """
 
     epoch: int = 0
     rounds: int = 0
     is_stopped: bool = False
+    owes_evaluation: bool = False
 
 
 class Trainer:
@@ -131,9 +141,10 @@ class Trainer:
         self._context: dict[str, Any] | None = None
         self._last_step: tuple[torch.Tensor | None, float] = (None, 0.0)  # its gradients' norm, its learning rate
         self._pending_rng: str | None = None
+        self._is_scheduled = False  # whether the cadence asks for the save that is asked for
         self._weights: int | None = None  # parameters but for tables of embeddings, counted when needed
         self._is_compiled = self._has_begun = False
-        self._saved_at = -1
+        self._saves, self._termination = Saves(self.checkpoints, self.args), Termination(self.args, self.ranks)
         counts = self.compute_loss_func if self.compute_loss_func is not None else self.model
         self._counts_itself = loss.takes_num_items(counts)
         self._shifts_labels = _shifts_labels(self.model)
@@ -218,8 +229,10 @@ class Trainer:
         """
         begun_at, begun_with = time.monotonic(), self._prepare(resume_from_checkpoint)
         try:
-            return self._train(begun_at, begun_with)
+            with self._termination:
+                return self._train(begun_at, begun_with)
         finally:
+            self._saves.close()
             self.callback_handler.close()
 
     def _train(self, begun_at: float, begun_with: int) -> TrainOutput:
@@ -237,13 +250,12 @@ class Trainer:
 
     def _prepare(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None) -> int:
         """Makes everything, loads the checkpoint if there is one. Gives the step that the run begins after."""
-        path = self._checkpoint_to_resume(resume_from_checkpoint)
-        if isinstance(self.checkpoints, FileCheckpoints):
-            self.checkpoints.sweep()
+        path = checkpoint_to_resume(resume_from_checkpoint, self.args, self.checkpoints, self.ranks)
         seed_everything((self.args.seed + self.ranks.rank) % 2**32)
         self.state = self._new_state()
         self.state.epoch = 0.0
-        self._position, self._saved_at = Position(), -1
+        self._position = Position()
+        self._saves, self._termination = Saves(self.checkpoints, self.args), Termination(self.args, self.ranks)
         self._record = Record(self.ranks, self.device, filters=self.args.logging_nan_inf_filter)
         if self.train_dataset is None and not (self.args.dispatch_batches and self.ranks.rank):
             raise UsageError("Trainer.train: needs a train_dataset")
@@ -251,8 +263,7 @@ class Trainer:
         self._set_length(self._stream.rounds)
         self._prepare_model()
         if path is not None:
-            components = self.get_state_components()
-            self.checkpoints.load(path, components, only={each.key for each in components} - {"rng"})
+            self._load(path, skip={"rng"})
             self._pending_rng = path
         # What the arguments say now holds, not what they said when the checkpoint was made.
         self._set_length(self._stream.rounds)
@@ -331,14 +342,17 @@ class Trainer:
         self.control.should_epoch_stop = False
         if position.rounds == 0:
             self._restore_rng()  # the run that was saved drew what callbacks draw here after it was saved
+            self._make_up_evaluation()
         self._fire("on_epoch_begin")
         if not position.is_stopped:
             self._stream.open(position.epoch, skip=0 if self.args.ignore_data_skip else position.rounds)
             self._restore_rng()
+            self._make_up_evaluation()
             self._run_steps(self._stream)
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         flow.at_epoch_end(self.args, self.state, self.control)
+        self._is_scheduled = self.control.should_save
         self._fire("on_epoch_end")
         # What is saved now goes on with the next epoch.
         self._position = Position(epoch=position.epoch + 1)
@@ -381,6 +395,7 @@ class Trainer:
         self._position.rounds += len(batches)
         self.state.epoch = self._position.epoch + self._position.rounds / self._rounds_per_epoch
         flow.at_step_end(self.args, self.state, self.control)
+        self._is_scheduled = self.control.should_save
         self._fire("on_step_end")
         self._last_step = (norm, rate)
         self._log_evaluate_save()
@@ -458,21 +473,35 @@ class Trainer:
 
     def _log_evaluate_save(self) -> None:
         """What the flags ask for, at the end of a step or of an epoch. They are agreed whenever callbacks had a say."""
+        is_scheduled = self._is_scheduled
+        self._is_scheduled = False
+        self._tell_of(self._saves.poll())
         self._agree()
         if self.control.should_log and self._record.steps:
             self._log_step()
             self._agree()
+        if self._termination.is_near() and not self.control.should_abort_without_save:
+            self._save_and_go()
         if self.control.should_evaluate:
             is_best = self._is_best(self._evaluate())
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
             self._agree()
         is_cut_short = self.control.should_training_stop and self.state.global_step < self.state.max_steps
-        if is_cut_short and self.args.save_strategy != "no" and self._saved_at != self.state.global_step:
+        if is_cut_short and self.args.save_strategy != "no" and self._saves.begun_at != self.state.global_step:
             self.control.should_save = not self.control.should_abort_without_save
         if self.control.should_save:
-            self._save()
+            # Only what the cadence alone asks for may be left out.
+            is_last = self.control.should_training_stop or self.state.global_step >= self.state.max_steps
+            is_best = self.state.best_global_step == self.state.global_step
+            self._save(is_needed=is_last or is_best or not is_scheduled)
             self._agree()
+
+    def _make_up_evaluation(self) -> None:
+        if self._position.owes_evaluation:
+            self._position.owes_evaluation = False
+            self.control.should_evaluate = True
+            self._log_evaluate_save()
 
     def _log_step(self) -> None:
         norm, rate = self._last_step
@@ -502,26 +531,52 @@ class Trainer:
         self.state.log_history.append({**plain(logs), "step": self.state.global_step})
         self._fire("on_log", logs=logs)
 
-    def _save(self) -> None:
-        step = self.state.global_step
-        if self.state.best_global_step == step:
-            self.state.best_model_checkpoint = os.path.join(str(self.args.output_dir), f"checkpoint-{step}")
-        path = self.checkpoints.save(step, self.get_state_components(for_saving=True))
-        self._saved_at = step
-        if self.args.save_total_limit is not None:
-            best = self.state.best_model_checkpoint
-            self.checkpoints.prune(keep=self.args.save_total_limit, protect=[] if best is None else [best])
+    def _save(self, *, is_needed: bool) -> None:
+        step, state = self.state.global_step, self.state
         self.control.should_save = False
-        self._fire("on_save", checkpoint=path)
+        if self._saves.is_left_out(is_needed=is_needed):
+            _log.info("step %d is not saved: the checkpoint before it is still being written", step)
+            return
+        self._tell_of(self._saves.wait())
+        if state.best_global_step == step:
+            state.best_model_checkpoint = os.path.join(str(self.args.output_dir), f"checkpoint-{step}")
+        components = self.get_state_components(for_saving=True)
+        best = state.best_model_checkpoint
+        self._tell_of(self._saves.begin(step, components, groups=self.get_process_groups(), best=best))
+
+    def _tell_of(self, saved: Saved | None) -> None:
+        """A checkpoint is durable, if there is one: only now may older ones go."""
+        if saved is None:
+            return
+        if self.args.save_total_limit is not None:
+            best = {saved.best, self.state.best_model_checkpoint} - {None}
+            self.checkpoints.prune(keep=self.args.save_total_limit, protect=[str(each) for each in best])
+        self._fire("on_save", checkpoint=saved.path, saved_step=saved.step)
+
+    def _save_and_go(self) -> None:
+        """The machine is about to go. An evaluation would take too long; the run that goes on makes it up.
+
+        Raises: RunTerminated.
+        """
+        step = self.state.global_step
+        self._position.owes_evaluation = self.control.should_evaluate
+        _log.warning("this run is being ended: saving step %d first", step)
+        if self._saves.begun_at != step:
+            self._tell_of(self._saves.wait(self._termination.left_s))
+            self._save(is_needed=True)
+        self._tell_of(self._saves.wait(self._termination.left_s))
+        self._agree()
+        raise RunTerminated(self.checkpoints.path_of(step))
 
     def _finish(self, begun_at: float, begun_with: int) -> TrainOutput:
+        self._tell_of(self._saves.wait())
         if self._record.steps:
             _, tokens, flos, _ = self._record.drain()
             self.state.num_input_tokens_seen += tokens
             self.state.total_flos += flos
         best = self.state.best_model_checkpoint
         if self.args.load_best_model_at_end and best is not None:
-            self.checkpoints.load(best, self.get_state_components(), only={"model"})
+            self._load(best, only={"model"})
         steps = self.state.global_step - begun_with
         width = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.ranks.world_size
         runtime = time.monotonic() - begun_at
@@ -597,21 +652,12 @@ class Trainer:
     def _restore_rng(self) -> None:
         if self._pending_rng is not None:
             path, self._pending_rng = self._pending_rng, None
-            self.checkpoints.load(path, self.get_state_components(), only={"rng"})
+            self._load(path, only={"rng"})
 
-    def _checkpoint_to_resume(self, asked: bool | str | os.PathLike[str] | None) -> str | None:
-        asked = self.args.resume_from_checkpoint if asked is None else asked
-        if asked is None or asked is False:
-            return None
-        if asked is True or asked == "auto":
-            newest = self.ranks.share(self.checkpoints.latest())
-            if newest is None and asked is True:
-                raise UsageError(
-                    f"resume_from_checkpoint=True: no checkpoint in {self.args.output_dir}; 'auto' begins where there "
-                    "is none"
-                )
-            return newest
-        return os.fspath(asked)
+    def _load(self, path: str, *, only: Collection[str] | None = None, skip: Collection[str] = ()) -> None:
+        components = self.get_state_components()
+        keys = {each.key for each in components} - set(skip) if only is None else only
+        self.checkpoints.load(path, components, only=keys, process_groups=self.get_process_groups())
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
         """Writes the weights: as the model does it (`save_pretrained`), else as model.safetensors. Collective."""

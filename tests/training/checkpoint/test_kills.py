@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import torch
 
 from skyward.errors import CheckpointError, CheckpointSaveFailed
 from skyward.training.checkpoint import CheckpointCoordinator, RNGState, checkpoints_in, problems
+from tests.training.checkpoint.killing import Suicide, run_world
 from tests.training.checkpoint.states import Box, part, same, shard
 
 WORLD = 2
@@ -40,41 +39,14 @@ class Walk:
         self.position, self.step = state["position"], state["step"]
 
 
-class Suicide:
-    """Counts what this process does to files in a folder, and kills it before the one whose turn it is."""
-
-    def __init__(self, folder: str, at: int | None) -> None:
-        self.folder, self.at, self.count = folder, at, 0
-        sys.addaudithook(self._audit)
-        self._fsync = os.fsync
-        os.fsync = self._counted_fsync  # type: ignore[assignment]  # no audit event tells of it
-
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"):
-            return
-        if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax")):
-            return
-        if str(arguments[0]).startswith(self.folder):
-            self._turn()
-
-    def _counted_fsync(self, descriptor: Any) -> None:
-        self._turn()
-        self._fsync(descriptor)
-
-    def _turn(self) -> None:
-        if self.count == self.at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.count += 1
-
-
-def _run(rank: int, meeting: str, folder: str, victim: int | None, at: int | None, answers: Any) -> None:
+def _run(rank: int, world: int, meeting: str, folder: str, at: int | None, answers: Any) -> None:
     """Resumes, goes on to the last step with a save at every second, says where it got to."""
     import torch.distributed as dist
 
     from skyward.training import TorchRanks
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     ranks = TorchRanks(timeout_s=30.0)
     torch.manual_seed(rank)
     walk = Walk(rank)
@@ -86,7 +58,7 @@ def _run(rank: int, meeting: str, folder: str, victim: int | None, at: int | Non
     run = CheckpointCoordinator(components, None, ranks, folder)
     if run.latest() is not None:
         run.load_checkpoint()
-    counting = Suicide(folder, at if rank == victim else None)
+    counting = Suicide(folder, at)
     try:
         while walk.step < STEPS:
             walk.advance()
@@ -102,44 +74,20 @@ def _run(rank: int, meeting: str, folder: str, victim: int | None, at: int | Non
     os._exit(0)
 
 
-def _world(folder: Path, victim: int | None = None, at: int | None = None) -> list[Any]:
-    """What the ranks said, by rank; None of one that was killed. Raises: where one does not end within 60 seconds."""
-    context = multiprocessing.get_context("fork")
-    answers = context.Queue()
-    meeting = f"{folder}.meeting-{victim}-{at}-{os.getpid()}-{len(list(folder.parent.iterdir()))}"
-    ranks = [
-        context.Process(target=_run, args=(rank, meeting, str(folder), victim, at, answers)) for rank in range(WORLD)
-    ]
-    for process in ranks:
-        process.start()
-    said: list[Any] = [None] * WORLD
-    try:
-        for _ in range(WORLD - (victim is not None)):
-            answer = answers.get(timeout=60)
-            said[answer[0]] = answer[1:]
-        for process in ranks:
-            process.join(60)
-            assert process.exitcode is not None
-    finally:
-        for process in ranks:
-            process.kill()
-    return said
-
-
 def _lead(folder: str, answers: Any) -> None:
     """In a process of its own, which forks the ranks: every point of every rank, then the run goes on."""
     import torch.distributed
 
     torch.set_num_threads(1)
     base = Path(folder)
-    whole = _world(base / "whole")
+    whole = run_world(_run, base / "whole", world=WORLD)
     ends = [each[2] for each in whole]
     points = [(rank, at) for rank in range(WORLD) for at in range(whole[rank][1])]
     for rank, at in points:
         run = base / f"killed-{rank}-{at}"
-        killed = _world(run, rank, at)
+        killed = run_world(_run, run, world=WORLD, victim=rank, at=at)
         damaged = [text for each in checkpoints_in(run) for text in problems(each.path)]
-        resumed = _world(run)
+        resumed = run_world(_run, run, world=WORLD)
         left = sorted(each.name for each in run.iterdir() if not each.name.startswith("checkpoint-"))
         is_same = [each[2] for each in resumed] == ends
         answers.put((rank, at, [each and each[0] for each in killed], damaged, is_same, left))

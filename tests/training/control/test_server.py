@@ -110,7 +110,7 @@ def test_jobs_and_status_and_a_command(served: tuple[Books, int]) -> None:
     assert (status, body["request_id"], body["state"]) == (202, "r1", "waiting")
     books.take(8)
     assert asked(port, path="/jobs/job/commands/r1")[1]["state"] == "applied"
-    books.saved()
+    books.saved(8)
     status, body, _ = asked(port, path="/jobs/job/commands/r1")
     assert (status, body["state"], body["step"]) == (200, "executed", 8)
     assert asked(port, path="/jobs/job/commands")[1]["commands"][-1]["request_id"] == "r1"
@@ -124,7 +124,7 @@ def test_a_request_can_wait_until_its_command_is_executed(served: tuple[Books, i
     def train() -> None:
         until(lambda: books.has_new)
         books.take(3)
-        books.saved()
+        books.saved(8)
 
     thread = threading.Thread(target=train)
     thread.start()

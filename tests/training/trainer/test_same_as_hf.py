@@ -274,7 +274,7 @@ def test_schedules_are_those_of_hugging_face(name: str, options: dict[str, Any],
 def test_names_and_defaults_are_those_of_hugging_face() -> None:
     theirs = transformers.TrainingArguments(output_dir="x", use_cpu=True)
     ours = TrainingArguments(output_dir="x")
-    of_ours_alone = {"logging_dir", "dispatch_batches"}
+    of_ours_alone = {"logging_dir", "dispatch_batches", "async_save", "save_on_busy", "jit_checkpoint_grace_s"}
     derived_from_the_machine = {"disable_tqdm", "use_cpu", "dataloader_pin_memory"}
     for field in dataclasses.fields(TrainingArguments):
         if field.name in of_ours_alone | derived_from_the_machine:
