@@ -148,6 +148,11 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"the last start went on after step [46]; its last loss is the same: True",
         r"checkpoint-10, written by 2 ranks: \('model',\)",
     ),
+    "25_evaluation_beside_training": (
+        r"30 evaluations of 30 epochs, by \S+",
+        r"the best, of step \d+: 0\.9\d\d; equal: True",
+        r"timeline\.html: copies took \d\.\d\d s of \d+\.\d\d s",
+    ),
     "22_same_callbacks": (
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_transformers: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\n",
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_lightning: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.ckpt\n",

@@ -19,7 +19,7 @@ class EvaluationRecord:
         skipped: it was not sent, as those before it had not ended; `error` says so.
         failed: `eval_fn` raised, gave no dictionary, or did not end in time, or its worker died; `error` says which.
         late: `metrics` are of the weights at `step`, but training was further ahead than `max_age_steps` when they
-            came, or had ended and did not wait: they are recorded and logged, and decide nothing.
+            came: they are recorded and logged, and stop nothing. They may be the best: their weights were kept.
     """
 
     step: int
