@@ -38,6 +38,7 @@ _MODULES = {
     "secret": ("Secret",),
     "slot.runtime": ("instance_info", "is_head", "once"),
     "slot.sharding": ("shard",),
+    "targets": ("NodeTarget",),
     "topology": ("InstanceInfo",),
 }
 _SUBMODULES = ("accelerators", "errors", "events", "integrations", "training")

@@ -32,6 +32,7 @@ from .slot.runtime import instance_info as instance_info
 from .slot.runtime import is_head as is_head
 from .slot.runtime import once as once
 from .slot.sharding import shard as shard
+from .targets import NodeTarget as NodeTarget
 from .topology import InstanceInfo as InstanceInfo
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Local",
     "LogFiles",
     "LogLine",
+    "NodeTarget",
     "PendingCompute",
     "PendingComputeGroup",
     "SSH",

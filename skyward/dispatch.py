@@ -88,31 +88,38 @@ class Dispatch:
         self,
         pending: PendingCompute[Any],
         *,
+        nodes: tuple[int, ...] | None = None,
         is_strict: bool = False,
         leads: bool = False,
         seen: SeenArrays | None = None,
     ) -> Future[Any]:
         """A future of the call's value, or of an iterator if the function is a generator function.
 
+        `nodes`: those that it may go to; None: any that is kept for no role.
         `leads`: the caller waits for it at once, and may do the reading; the future may be done when it is returned.
         """
         if pending.fn.launch.is_gang:
-            return self._gang(pending, nodes=None)
-        return self._call(pending, kind=_PLAIN, pinned=None, is_strict=is_strict, leads=leads, seen=seen)
+            return self._gang(pending, nodes=None, one_of=nodes)
+        return self._call(pending, kind=_PLAIN, nodes=nodes, is_strict=is_strict, leads=leads, seen=seen)
 
-    def on_all_nodes(self, pending: PendingCompute[Any]) -> list[Future[Any]]:
-        """One future for each node; or, for a gang, one future of the whole list."""
-        nodes = tuple(range(self._engine.nodes))
+    def on_each_node(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
+        """One future for each of the nodes; or, for a gang, one future of the whole list."""
         if pending.fn.launch.is_gang:
             return [self._gang(pending, nodes=nodes)]
-        return [self._call(pending, kind=_BROADCAST, pinned=node) for node in nodes]
+        parts = len(nodes)
+        return [
+            self._call(pending, kind=_BROADCAST, nodes=(node,), part=part, parts=parts)
+            for part, node in enumerate(nodes)
+        ]
 
     def _call(
         self,
         pending: PendingCompute[Any],
         *,
         kind: int,
-        pinned: int | None,
+        nodes: tuple[int, ...] | None,
+        part: int = 0,
+        parts: int = 1,
         is_strict: bool = False,
         leads: bool = False,
         seen: SeenArrays | None = None,
@@ -155,7 +162,7 @@ class Dispatch:
         )
         task: Task
         if pending.fn.is_generator:
-            head = TaskHead(common["function"].digest, Mode.STREAM, kind, len(sources), WINDOW)
+            head = TaskHead(common["function"].digest, Mode.STREAM, kind, len(sources), WINDOW, part, parts)
             stream: ResultStream[Any] = ResultStream(
                 lambda count: engine.send_stream(task_id, Kind.CREDIT, count.to_bytes(4, "little")),
                 lambda: _close(engine.close_stream, task_id, feeds),
@@ -165,7 +172,7 @@ class Dispatch:
             task = _FedStreamTask(head=head, stream=weakref.ref(stream), feeds=feeds, **common)
             future.settle(stream)
         else:
-            head = TaskHead(common["function"].digest, Mode.CALL, kind, len(sources), 0)
+            head = TaskHead(common["function"].digest, Mode.CALL, kind, len(sources), 0, part, parts)
             if feeds:
                 future.add_done_callback(lambda _: _stop(feeds))
                 task = _FedCallTask(head=head, future=future, feeds=feeds, **common)
@@ -173,12 +180,14 @@ class Dispatch:
                 kind_of_task = PulledTask if payload.stays else CallTask
                 task = kind_of_task(head=head, future=future, **common)
         if leads and not feeds:
-            engine.submit_leading(task, future)
+            engine.submit_leading(task, future, nodes)
         else:
-            engine.submit(task, pinned=pinned)
+            engine.submit(task, nodes=nodes)
         return future
 
-    def _gang(self, pending: PendingCompute[Any], *, nodes: tuple[int, ...] | None) -> Future[Any]:
+    def _gang(
+        self, pending: PendingCompute[Any], *, nodes: tuple[int, ...] | None, one_of: tuple[int, ...] | None = None
+    ) -> Future[Any]:
         engine, launch = self._engine, pending.fn.launch
         if pending.fn.is_generator:
             raise UsageError(
@@ -200,6 +209,7 @@ class Dispatch:
             head=TaskHead(function.digest, Mode.CALL, _GANG, 0, 0),
             options=options,
             nodes=nodes,
+            one_of=one_of,
             ranks_per_node=self._ranks_per_node(launch),
             future=Future(lambda: engine.cancel_gang(gang_id)),
             retries_left=options.retries,

@@ -14,7 +14,7 @@ from .calls import ComputeFunction, compute
 from .cluster.future import Future
 
 if TYPE_CHECKING:
-    from .pool import ComputePool
+    from .targets import Calls
 
 __all__ = ["PoolExecutor"]
 
@@ -22,13 +22,14 @@ T = TypeVar("T")
 
 
 class PoolExecutor(concurrent.futures.Executor):
-    """Submits plain functions to a pool. Futures keep the standard meaning: a running call cannot be cancelled.
+    """Submits plain functions to a pool, or to some of its nodes. Futures keep the standard meaning: a running call
+    cannot be cancelled.
 
     `shutdown` ends the executor and not the pool. Usable in a `with` block of its own. Thread-safe. As with the
     standard ones, a program that ends without `shutdown` waits for what it has submitted.
     """
 
-    def __init__(self, pool: ComputePool) -> None:
+    def __init__(self, pool: Calls) -> None:
         self._pool = pool
         self._futures: set[Future[Any]] = set()
         self._lock = threading.RLock()

@@ -78,7 +78,7 @@ class _ChunkTask(Task):
 class MapRun:
     """One map. Iterate over `results()`; closing that generator cancels what is on its way."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keyword-only
         self,
         *,
         engine: DirectEngine,
@@ -88,6 +88,7 @@ class MapRun:
         options: CallOptions,
         iterables: tuple[Iterable[Any], ...],
         slots: int,
+        nodes: tuple[int, ...] | None,
         chunk: Chunk,
         ordered: bool,
         return_exceptions: bool,
@@ -104,6 +105,7 @@ class MapRun:
         # Sliced, not read one by one; and a slice of a range is three numbers on the wire.
         self._sequence: Any = iterables[0] if not self._star and type(iterables[0]) in (list, tuple, range) else None
         self._slots = slots
+        self._nodes = nodes
         self._sizes = ChunkSizes(
             slots=slots,
             chunk=None if chunk == "auto" else chunk,
@@ -235,7 +237,7 @@ class MapRun:
         )
         self._open[task.id] = task
         self._sizes.sent(len(items), task.size_bytes)
-        self._engine.submit(task)
+        self._engine.submit(task, nodes=self._nodes)
 
     # Receiving ------------------------------------------------------------------------------------------------------
 

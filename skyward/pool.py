@@ -5,7 +5,6 @@ Long, and one thing: its start, its calls, its lost nodes and its end share a fe
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import inspect
@@ -18,58 +17,44 @@ import uuid
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future as StdFuture
-from typing import Any, Literal, Self, TypeVar, cast, overload
+from typing import Any, Literal, Self, TypeVar, cast
 
 import cloudpickle
 
 from .accelerators import Accelerator
 from .allocation import AllocationStrategy
 from .announcer import Announcer, EventStream
-from .calls import (
-    CallOptions,
-    ComputeFunction,
-    PendingCompute,
-    PendingComputeGroup,
-    compute,
-    pop_active,
-    push_active,
-)
+from .calls import ComputeFunction, PendingCompute, pop_active, push_active
 from .cluster import interrupts
 from .cluster.direct import DirectEngine
-from .cluster.future import Future
 from .cluster.keeper import Keeper
 from .cluster.opening import ask_to_end
-from .cluster.tasks import SendAgain
 from .config import pool_fields
 from .console.console import Console, open_console
 from .console.panel import Counts
 from .control import Client
 from .cost import Forecast, Spending, affordable
-from .dispatch import Dispatch, refuse_gang_options
+from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, BudgetExceeded, NoCapacity, PoolClosed, SkywardError, UsageError
 from .events import Event, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
-from .executor import PoolExecutor
 from .image import DEFAULT_IMAGE, Image
 from .journal import state_folder
 from .live import LivePool
 from .logs import LogFiles, printer
 from .machine import LogSink, Machine, Offer, PoolSpec
-from .mapping import Chunk, MapRun, check_chunk
 from .options import check_options, is_pool_name, translated
 from .presence import Presence
 from .providers.base import Provider, RentedProvider
 from .providers.ending import shielded
 from .remote_control import control_of
-from .waiting import joined, streamed, value_of, values_of
+from .targets import Calls, NodeCount, NodeTarget, checked_nodes, checked_roles
 from .wire.frames import INLINE_LIMIT
-from .wire.seen import SeenArrays
 
 __all__ = ["ComputePool"]
 
-T = TypeVar("T")
 V = TypeVar("V")
 
 _MAX_REPLACEMENTS = 16
@@ -83,7 +68,7 @@ _STOP_LAUNCHING_S = 60.0
 """Seconds that a launch gets to end when its pool is closed."""
 
 
-class ComputePool:
+class ComputePool(Calls):
     """Machines to send calls to, made when the block is entered and gone when it is left.
 
     Leaving the block waits for calls that are still open, and closes streams that were not read to their end; leaving
@@ -94,6 +79,9 @@ class ComputePool:
     Args:
         provider: where machines come from: `sky.Local()`, `sky.SSH(hosts=[...])`, `sky.AWS(...)`.
         nodes: number of nodes, >= 1.
+        roles: nodes that are kept for something: `roles={"evaluation": [2]}`. They take only the calls that are sent
+            to `pool.role("evaluation")`, or to such a node by its number; `>> pool`, `@ pool`, map and the rest use
+            the other nodes, of which there must be one.
         concurrency: slots on each node, >= 1: so many plain calls run there at once.
         accelerator: of each node: a name ("A100") or a value of `sky.accelerators`; None: none is asked for. A name is
             one device, with the largest memory that it is sold with; on rented machines both must be just these.
@@ -143,6 +131,7 @@ class ComputePool:
         provider: Provider,
         *,
         nodes: int = 1,
+        roles: Mapping[str, Sequence[int]] | None = None,
         concurrency: int = 1,
         accelerator: str | Accelerator | None = None,
         vcpus: int | None = None,
@@ -173,9 +162,9 @@ class ComputePool:
             return
         check_options({name: value for name, value in locals().items() if name not in ("self", "aliases", "__class__")})
         self.provider = provider
-        self.nodes = nodes
+        self._roles = checked_roles(roles, nodes)
         self.concurrency = concurrency
-        self._max_inflight = max_inflight
+        self._inflight = max_inflight
         self._default_timeout_s = default_timeout_s
         self._spec = PoolSpec(
             nodes=nodes,
@@ -249,9 +238,51 @@ class ComputePool:
         return self._engine is not None and self._owner == os.getpid()
 
     @property
+    def nodes(self) -> NodeCount:
+        """The number of nodes. Called, it gives some of them as a target of calls: `pool.nodes([0, 2])`."""
+        return NodeCount(self._spec.nodes, self)
+
+    def node(self, number: int) -> NodeTarget:
+        """One node, as a target of calls: `f(x) >> pool.node(1)`; `number` in [0, nodes). Raises UsageError."""
+        (chosen,) = checked_nodes("node", (number,), self._spec.nodes)
+        return NodeTarget(self, (chosen,), f"node {chosen}")
+
+    def role(self, name: str) -> NodeTarget:
+        """The nodes that are kept for a role, as a target of calls. Raises UsageError: there is no such role."""
+        if name not in self._roles:
+            there = ", ".join(map(repr, self._roles)) or "none; give ComputePool(roles={...})"
+            raise UsageError(f"role: {name!r} is no role of this pool; there are: {there}", field="role")
+        return NodeTarget(self, self._roles[name], f"role {name!r}")
+
+    @property
+    def roles(self) -> dict[str, tuple[int, ...]]:
+        """By name: the nodes that are kept for it."""
+        return dict(self._roles)
+
+    @property
+    def _kept(self) -> frozenset[int]:
+        return frozenset(itertools.chain.from_iterable(self._roles.values()))
+
+    @property
+    def node_numbers(self) -> tuple[int, ...]:
+        """The nodes that ordinary calls go to: those that are kept for no role."""
+        return tuple(node for node in range(self._spec.nodes) if node not in self._kept)
+
+    @property
+    def _goes_to(self) -> None:
+        return None
+
+    @property
+    def _max_inflight(self) -> int | None:
+        return self._inflight
+
+    @property
     def total_slots(self) -> int:
-        """Nodes x concurrency."""
-        return self.nodes * self.concurrency
+        """Ordinary calls that run at once: the nodes that are kept for no role x concurrency.
+
+        `pool.role(name).total_slots` is how many run in a role.
+        """
+        return (self._spec.nodes - len(self._kept)) * self.concurrency
 
     @property
     def spec(self) -> PoolSpec:
@@ -278,12 +309,12 @@ class ComputePool:
     def forecast(self) -> Forecast:
         """What the pool would cost by its first offer. Rents nothing; raises BudgetExceeded if it may not start."""
         offers = affordable(
-            self.offers(), nodes=self.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
+            self.offers(), nodes=self._spec.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
         )
-        price = offers[0].price_usd_per_hour * self.nodes
+        price = offers[0].price_usd_per_hour * self._spec.nodes
         return Forecast(
             offer=offers[0],
-            nodes=self.nodes,
+            nodes=self._spec.nodes,
             price_usd_per_hour=price,
             minimum_usd=price * self._least_billed_s / 3600,
             lasts_s=None if self._budget_usd is None or not price else self._budget_usd / price * 3600,
@@ -364,6 +395,7 @@ class ComputePool:
                 mask=self._spec.image.masker(),
                 initializer=_pickled_initializer(self._initializer),
                 emit=self._emit,
+                kept=self._kept,
             )
             self._owner = os.getpid()
             self._began_at = time.monotonic()
@@ -394,14 +426,14 @@ class ComputePool:
         presence.open()
         self._open_console()
         self._announcer.open()
-        self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self.nodes))
+        self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self._spec.nodes))
         self._offers = affordable(
-            self.offers(), nodes=self.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
+            self.offers(), nodes=self._spec.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
         )
         if self._rented is not None:  # before anything is rented
             reaper, log_path = self._rented.reaper(self._name), os.path.join(state_folder(), "keeper.log")
             Keeper.of_this_process().guard(self._name, reaper, log_path=log_path)
-        machines = self._launch(list(range(self.nodes)))
+        machines = self._launch(list(range(self._spec.nodes)))
         self._machines = {machine.node: machine for machine in machines}
         presence.tell_nodes(machines)
         for machine in machines:
@@ -469,7 +501,7 @@ class ComputePool:
             pool=self._name,
             label=self._label,
             provider=self.provider.name,
-            wanted=self.nodes,
+            wanted=self._spec.nodes,
             is_rented=self.provider.is_rented,
         )
         return Presence(pool, lambda reason: _call(this(), PoolClosed(reason)))
@@ -520,7 +552,8 @@ class ComputePool:
 
     def __repr__(self) -> str:
         state = "open" if self.is_active else "closed"
-        return f"<ComputePool {self._name} {self.provider!r} nodes={self.nodes} concurrency={self.concurrency} {state}>"
+        count = self._spec.nodes
+        return f"<ComputePool {self._name} {self.provider!r} nodes={count} concurrency={self.concurrency} {state}>"
 
     def _launch(self, nodes: list[int]) -> list[Machine]:
         offers = self._offers
@@ -660,180 +693,6 @@ class ComputePool:
             raise PoolClosed(f"{self!r}: calls go to an open pool; use it inside its `with` block, or call start()")
         return engine, dispatch
 
-    # Calls ----------------------------------------------------------------------------------------------------------
-
-    def run(self, pending: PendingCompute[T]) -> T:
-        """Run the call on one node and wait for its value: `pending >> pool`.
-
-        A generator function gives an iterator of what it yields. Ctrl-C stops the call.
-
-        Raises:
-            Whatever the function raised, as itself; NodeLost, SlotLost, TaskTimeout, TaskError.
-        """
-        engine, dispatch = self._running()
-        future: Future[T]
-        try:
-            future = dispatch.on_one_node(pending, leads=True)
-            return value_of(future)
-        except SendAgain as again:  # its arrays could not be read where they are
-            engine.can_pull = engine.can_pull and not again.was_refused
-            future = dispatch.on_one_node(pending)
-            return value_of(future)
-
-    def submit(self, pending: PendingCompute[T]) -> Future[T]:
-        """Run the call on one node; a future of its value: `pending > pool`."""
-        return self._running()[1].on_one_node(pending)
-
-    def _submit_strict(self, pending: PendingCompute[T]) -> Future[T]:
-        return self._running()[1].on_one_node(pending, is_strict=True)
-
-    def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]:
-        """`submit` for integrations that send the same arrays many times; see SeenArrays."""
-        return self._running()[1].on_one_node(pending, seen=seen)
-
-    def broadcast(self, pending: PendingCompute[T]) -> list[T]:
-        """Run the call on every node and wait for all: values in the order of the nodes: `pending @ pool`.
-
-        Under an integration the nodes form a gang, and a node's value is that of its first rank. If one call fails
-        the others are stopped.
-        """
-        futures = self._running()[1].on_all_nodes(pending)
-        if pending.fn.launch.is_gang:
-            values: list[T] = value_of(futures[0])
-            return values
-        return values_of(futures)
-
-    def run_group(self, group: PendingComputeGroup) -> Any:
-        """Run the calls in parallel: a tuple of values, or an iterator if the group streams."""
-        futures = [self.submit(pending) for pending in group]
-        if group.stream:
-            return streamed(futures, ordered=group.ordered)
-        return tuple(values_of(futures))
-
-    def submit_group(self, group: PendingComputeGroup) -> Future[tuple[Any, ...]]:
-        """A future of the tuple of values. Cancelling it cancels all calls."""
-        futures = [self.submit(pending) for pending in group]
-        return joined(futures)
-
-    async def run_async(self, pending: PendingCompute[T] | PendingComputeGroup) -> Any:
-        """`run` for asyncio: the event loop goes on meanwhile, and cancelling the await stops the call."""
-        future: Future[Any]
-        if isinstance(pending, PendingComputeGroup):  # noqa: SIM108  # checkers follow this form
-            future = self.submit_group(pending)
-        else:
-            future = self.submit(pending)
-        return await asyncio.wrap_future(future)
-
-    @overload
-    def map(
-        self,
-        fn: ComputeFunction[..., T],
-        *iterables: Iterable[Any],
-        chunk: Chunk = "auto",
-        ordered: bool = True,
-        return_exceptions: bool = False,
-    ) -> list[T]: ...
-    @overload
-    def map(
-        self,
-        fn: Callable[..., T],
-        *iterables: Iterable[Any],
-        chunk: Chunk = "auto",
-        ordered: bool = True,
-        return_exceptions: bool = False,
-    ) -> list[T]: ...
-    def map(
-        self,
-        fn: Callable[..., Any],
-        *iterables: Iterable[Any],
-        chunk: Chunk = "auto",
-        ordered: bool = True,
-        return_exceptions: bool = False,
-    ) -> list[Any]:
-        """`[fn(*args) for args in zip(*iterables)]` on all slots.
-
-        Args:
-            fn: a plain or a @compute function; the options of the latter hold for each call.
-            chunk: calls that are sent together; "auto" measures how long they take and chooses.
-            ordered: values in the order of the input; False: as they come.
-            return_exceptions: a call that raises has its exception in the place of its value. Otherwise the first
-                error is raised and the other calls are cancelled. An error of the input is always raised.
-        """
-        run = self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False)
-        with contextlib.closing(run.lists()) as lists:
-            return list(itertools.chain.from_iterable(lists))
-
-    @overload
-    def imap(
-        self,
-        fn: ComputeFunction[..., T],
-        *iterables: Iterable[Any],
-        chunk: Chunk = "auto",
-        ordered: bool = True,
-        return_exceptions: bool = False,
-    ) -> Iterator[T]: ...
-    @overload
-    def imap(
-        self,
-        fn: Callable[..., T],
-        *iterables: Iterable[Any],
-        chunk: Chunk = "auto",
-        ordered: bool = True,
-        return_exceptions: bool = False,
-    ) -> Iterator[T]: ...
-    def imap(
-        self,
-        fn: Callable[..., Any],
-        *iterables: Iterable[Any],
-        chunk: Chunk = "auto",
-        ordered: bool = True,
-        return_exceptions: bool = False,
-    ) -> Iterator[Any]:
-        """`map` as an iterator: the input is read as results are consumed, so it may be endless.
-
-        Closing the iterator (or dropping it) cancels what is on its way.
-        """
-        return self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=True).results()
-
-    def _map(
-        self,
-        fn: Callable[..., Any],
-        iterables: tuple[Iterable[Any], ...],
-        chunk: Chunk,
-        ordered: bool,
-        return_exceptions: bool,
-        *,
-        is_lazy: bool,
-    ) -> MapRun:
-        engine, dispatch = self._running()
-        check_chunk(chunk)
-        if not iterables:
-            raise UsageError("map: give at least one iterable of arguments")
-        if not callable(fn):
-            raise UsageError(f"map: {fn!r} is not a function")
-        function = fn if isinstance(fn, ComputeFunction) else None
-        if (function or compute(fn)).is_generator:
-            raise UsageError(f"map: {fn!r} is a generator function; return a list, or stream it: `fn(x) >> pool`")
-        if function is not None and function.launch.is_gang:
-            raise UsageError(f"map: {function!r} is under an integration, which makes a gang; use `@ pool` for those")
-        options = function.options if function is not None else CallOptions()
-        name = options.name or str(getattr(function.fn if function else fn, "__name__", type(fn).__name__))
-        refuse_gang_options(options, name)
-        return MapRun(
-            engine=engine,
-            dispatch=dispatch,
-            function=dispatch.function(fn, name),
-            name=name,
-            options=options,
-            iterables=iterables,
-            slots=self.total_slots,
-            chunk=chunk,
-            ordered=ordered,
-            return_exceptions=return_exceptions,
-            is_lazy=is_lazy,
-            max_inflight=self._max_inflight,
-        )
-
     def control(
         self,
         task: StdFuture[Any] | PendingCompute[Any] | str | None = None,
@@ -857,18 +716,15 @@ class ComputePool:
         self._running()
         return control_of(lambda: self._running()[0], task, job_id, start_s)
 
-    def executor(self) -> PoolExecutor:
-        """A standard `concurrent.futures.Executor` on this pool."""
-        self._running()
-        return PoolExecutor(self)
-
 
 def _counts(pool: ComputePool | None) -> Counts | None:
     engine = None if pool is None else pool._engine
     if pool is None or engine is None:
         return None
     now = engine.counts()
-    return Counts(slots=pool.total_slots, busy=now.busy, queued=now.queued, ended=now.ended, failed=now.failed)
+    return Counts(
+        slots=pool.nodes * pool.concurrency, busy=now.busy, queued=now.queued, ended=now.ended, failed=now.failed
+    )
 
 
 def _in_words(error: BaseException) -> str:

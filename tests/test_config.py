@@ -181,3 +181,16 @@ def test_hosts_of_your_own_are_a_list_of_names_or_tables(home: Path) -> None:
 def test_without_any_file_it_says_where_they_would_be(home: Path) -> None:
     with pytest.raises(UsageError, match=r"'bad' is in none of \./skyward.toml, ~/.config/skyward/skyward.toml"):
         sky.ComputePool.named("bad")
+
+
+def test_nodes_are_kept_for_roles_by_a_table(home: Path) -> None:
+    text = '[pools.train]\nprovider = "local"\nnodes = 3\n[pools.train.roles]\nevaluation = [2]\n'
+    write(home / "project" / "skyward.toml", text)
+    pool = sky.ComputePool.named("train")
+    assert (pool.roles, pool.node_numbers) == ({"evaluation": (2,)}, (0, 1))
+    write(home / "project" / "skyward.toml", text.replace("[2]", "2"))
+    with pytest.raises(UsageError, match=r"skyward.toml: \[pools.train\] roles: .*; it is a table of"):
+        sky.ComputePool.named("train")
+    write(home / "project" / "skyward.toml", text.replace("[2]", "[3]"))
+    with pytest.raises(UsageError, match=r"roles\['evaluation'\]: there is no node 3"):
+        sky.ComputePool.named("train")

@@ -54,6 +54,8 @@ _CONNECT_S = 20.0
 _FINISH_S = 3.0
 """Seconds for the last frames to a remote node, and for the command that brings them there to end."""
 
+Nodes = tuple[int, ...] | None
+
 _engines: weakref.WeakSet[DirectEngine] = weakref.WeakSet()
 
 
@@ -69,6 +71,7 @@ class DirectEngine:
         mask: Callable[[str], str] | None = None,
         initializer: bytes | None,
         emit: Emit = ignore,
+        kept: frozenset[int] = frozenset(),
     ) -> None:
         self.job_id = job_id
         self._emit = emit
@@ -78,7 +81,7 @@ class DirectEngine:
         self._initializer = initializer
         self._logs = LogRouter(logs, mask)
         self._lock = threading.RLock()
-        self._scheduler = Scheduler()
+        self._scheduler = Scheduler(kept)
         self._links: dict[int, NodeLink] = {}
         self._machines: dict[int, Machine] = {}
         self._source: Machines | None = None
@@ -308,23 +311,26 @@ class DirectEngine:
             ended, failed = self._teller.calls_ended, self._teller.calls_failed
         return TaskCounts(busy=busy, queued=queued, ended=ended, failed=failed)
 
-    def submit(self, task: Task, *, pinned: int | None = None) -> None:
-        """Raises PoolClosed. Everything else is told to the task."""
+    def submit(self, task: Task, *, nodes: Nodes = None) -> None:
+        """`nodes`: those that it may go to; None: any that is kept for no role.
+
+        Raises PoolClosed. Everything else is told to the task.
+        """
         with self._changing():
-            if pinned is not None or not self._is_idle:
-                self._submit(task, pinned)
+            if nodes is not None or not self._is_idle:
+                self._submit(task, nodes)
                 return
-            link = self._submit_alone(task)
+            link = self._submit_alone(task, None)
             if link is not None and link.line is not None and link.on_line == task.id:
                 self._watcher.add(link.line)  # until somebody waits for the value; see `lead`
                 self._lone = task.id
 
-    def _submit(self, task: Task, pinned: int | None) -> None:
+    def _submit(self, task: Task, nodes: Nodes) -> None:
         self._require_open()
         self._tasks[task.id] = task
         actions = self._scheduler.submit(
             task.id,
-            pinned=pinned,
+            nodes=nodes,
             retries=task.options.retries,
             # The time of one begins when it is sent; the input of another goes with it and cannot be sent twice.
             in_advance=task.timeout_s is None and task.may_move,
@@ -663,7 +669,7 @@ class DirectEngine:
             return False
         return all(link.line is not None for link in tuple(self._links.values()))
 
-    def submit_leading(self, task: Task, future: Future[Any]) -> None:
+    def submit_leading(self, task: Task, future: Future[Any], nodes: Nodes = None) -> None:
         """`submit`, and wait a moment for the outcome in this thread.
 
         If nothing else is open, the call goes on the node's direct line if it can, and the caller reads the answer
@@ -672,20 +678,20 @@ class DirectEngine:
         """
         refuse_to_wait("`>> pool`")
         try:
-            self._submit_and_lead(task, future)
+            self._submit_and_lead(task, future, nodes)
         except BaseException:  # Ctrl-C: the caller never gets the future
             self.cancel(task.id)
             raise
 
-    def _submit_and_lead(self, task: Task, future: Future[Any]) -> None:
+    def _submit_and_lead(self, task: Task, future: Future[Any], nodes: Nodes) -> None:
         led: Readable | None = None
         interrupts.hold()
         try:
             with self._changing():
                 if self._is_idle:
-                    led = self._take_lead(task.id, self._submit_alone(task))
+                    led = self._take_lead(task.id, self._submit_alone(task, nodes))
                 else:
-                    self._submit(task, None)
+                    self._submit(task, nodes)
             if led is not None:
                 self._lead(led, future)
         finally:
@@ -697,11 +703,11 @@ class DirectEngine:
     def _is_idle(self) -> bool:
         return self._watcher.can_lead and not self._tasks and not self._gangs
 
-    def _submit_alone(self, task: Task) -> NodeLink | None:
+    def _submit_alone(self, task: Task, nodes: Nodes) -> NodeLink | None:
         """Nothing else is open: the task goes on a direct line if it can. Where it went."""
         self._leading = task
         try:
-            self._submit(task, None)
+            self._submit(task, nodes)
         finally:
             self._leading = None
         return self._links.get(self._scheduler.node_of(task.id) or 0)

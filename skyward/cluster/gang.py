@@ -38,7 +38,10 @@ _ADVICE = re.compile(r"\. (?:The pool goes on|Give the call)")
 
 @dataclass(eq=False, kw_only=True)
 class Gang:
-    """One gang call. `nodes` None: any one node; `future` gets a list, one value for each node, or one value."""
+    """One gang call. `nodes` None: any one node of `one_of`, or of those that are kept for no role.
+
+    `future` gets a list, one value for each node, or one value.
+    """
 
     id: int
     name: str
@@ -49,6 +52,7 @@ class Gang:
     head: TaskHead
     options: CallOptions
     nodes: tuple[int, ...] | None
+    one_of: tuple[int, ...] | None = None
     ranks_per_node: int
     future: Future[Any]
     retries_left: int = 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import InternalError, NodeLost, RendezvousFailed
-from ..schedule.scheduler import FailGang, StartGang
+from ..schedule.scheduler import Action, FailGang, StartGang
 from ..wire.frames import Frame, Kind
 from ..wire.tasks import RankOrder
 from .future import Undecoded
@@ -57,8 +57,12 @@ class Gangs:
 
     def submit(self, gang: Gang) -> None:
         self._gangs[gang.id] = gang
-        scheduler = self._engine._scheduler
-        self._engine._perform(scheduler.submit_gang(gang.id, nodes=gang.nodes, places=gang.ranks_per_node))
+        self._engine._perform(self._submit(gang))
+
+    def _submit(self, gang: Gang) -> list[Action]:
+        return self._engine._scheduler.submit_gang(
+            gang.id, nodes=gang.nodes, one_of=gang.one_of, places=gang.ranks_per_node
+        )
 
     def cancel(self, gang_id: int) -> None:
         gang = self._gangs.get(gang_id)
@@ -175,7 +179,7 @@ class Gangs:
                     rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}"
                 )
             self._gangs[gang.id] = gang
-            actions += self._engine._scheduler.submit_gang(gang.id, nodes=gang.nodes, places=gang.ranks_per_node)
+            actions += self._submit(gang)
         else:
             self._engine._after.append(lambda: _settle(gang))
         self._engine._perform(actions)

@@ -5,6 +5,7 @@
                  └── returned ────┤  recalled before it began, or lost and worth another run
                                   └── failed ──> gone
 
+A task may go to any node, or to those that it names. Nodes that are kept (for a role) take only what names them.
 A node runs as many tasks as it has slots. While tasks are short a node is also sent some in advance, so that a slot
 never waits for the network: one for each slot, and as many more as its slots end in the time of a round trip. Those are
 recalled when another node falls idle. A gang starts only when all
@@ -15,8 +16,10 @@ it cannot starve. The owner feeds events and carries out the actions; every meth
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+
+from .lines import Lines
 
 __all__ = ["Action", "FailGang", "FailTask", "Recall", "Scheduler", "Send", "StartGang"]
 
@@ -79,18 +82,29 @@ Action = Send | Recall | FailTask | StartGang | FailGang
 @dataclass(slots=True)
 class _Task:
     id: int
-    pinned: int | None
+    nodes: tuple[int, ...] | None  # it may go to; None: any that is not kept
     retries: int
     in_advance: bool = True  # may be sent before a slot is free
     node: int | None = None
     is_recalled: bool = False
+    turn: int = 0
+
+    @property
+    def line(self) -> Hashable:
+        return self.nodes
 
 
 @dataclass(slots=True)
 class _Gang:
     id: int
-    nodes: tuple[int, ...] | None  # None: any one node
+    nodes: tuple[int, ...] | None  # all of them; None: any one of `one_of`
+    one_of: tuple[int, ...] | None  # None: of those that are not kept
     places: int  # on each node
+    turn: int = 0
+
+    @property
+    def line(self) -> Hashable:
+        return self.nodes, self.one_of
 
 
 @dataclass(slots=True)
@@ -131,12 +145,15 @@ class _Node:
 
 
 class Scheduler:
-    """See the module. `slots` of node i are given when it comes up."""
+    """See the module. `slots` of node i are given when it comes up. `kept`: nodes that take only what names them."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: frozenset[int] = frozenset()) -> None:
+        self._kept = kept
         self._nodes: dict[int, _Node] = {}
+        self._open: dict[int, _Node] = {}
+        """Of those the ones that are not kept."""
         self._tasks: dict[int, _Task] = {}
-        self._queue: deque[_Task | _Gang] = deque()
+        self._queue: Lines[_Task | _Gang] = Lines()
         self._gangs: dict[int, tuple[tuple[int, ...], int]] = {}
         self._mean_ns = float(_FIRST_MEAN_NS)
         self._has_mean = False
@@ -151,7 +168,9 @@ class Scheduler:
     # Events ---------------------------------------------------------------------------------------------------------
 
     def node_up(self, node: int, slots: int) -> list[Action]:
-        self._nodes[node] = _Node(node, slots)
+        self._nodes[node] = made = _Node(node, slots)
+        if node not in self._kept:
+            self._open[node] = made
         return self._place()
 
     def set_round_trip(self, node: int, round_trip_ns: float) -> list[Action]:
@@ -182,6 +201,7 @@ class Scheduler:
             self._gangs[gang] = (tuple(n for n in nodes if n != node), places)
         if not will_return:
             del self._nodes[node]
+            self._open.pop(node, None)
             actions += self._fail_unplaceable(node)
         return actions + self._place()
 
@@ -194,7 +214,7 @@ class Scheduler:
         actions: list[Action] = []
         for task_id in reversed(leaving.sent):
             task = self._tasks[task_id]
-            if task.pinned is None and task.in_advance and not task.is_recalled:
+            if (task.nodes is None or len(task.nodes) > 1) and task.in_advance and not task.is_recalled:
                 task.is_recalled = True
                 actions.append(Recall(task_id, node))
         return actions
@@ -219,21 +239,21 @@ class Scheduler:
         self,
         task: int,
         *,
-        pinned: int | None = None,
+        nodes: tuple[int, ...] | None = None,
         retries: int = 0,
         in_advance: bool = True,
         expected_ns: float | None = None,
     ) -> list[Action]:
-        """`in_advance` False: it is sent only when a slot is free, so that it begins when it is sent. `expected_ns`:
-        how long it will take, where that is known before any has ended.
+        """`nodes`: those that it may go to; None: any that is not kept. It waits for one of them to come back, and
+        fails once all are gone for good. `in_advance` False: it is sent only when a slot is free, so that it begins
+        when it is sent. `expected_ns`: how long it will take, where that is known before any has ended.
         """
         if expected_ns is not None and expected_ns < self._mean_ns:
             self._mean_ns, self._has_mean = expected_ns, True
-        made = _Task(task, pinned, retries, in_advance)
+        made = _Task(task, nodes, retries, in_advance)
+        if self._are_gone(nodes):
+            return [FailTask(task, nodes[0] if nodes else None, False)]
         self._tasks[task] = made
-        if not self._nodes or (pinned is not None and pinned not in self._nodes):
-            del self._tasks[task]
-            return [FailTask(task, pinned, False)]
         if not self._queue:  # the common case: nothing waits, so it takes any room there is
             actions: list[Action] = []
             if not self._place_task(made, _NOTHING_RESERVED, actions):
@@ -242,11 +262,17 @@ class Scheduler:
         self._queue.append(made)
         return self._place()
 
-    def submit_gang(self, gang: int, *, nodes: tuple[int, ...] | None, places: int) -> list[Action]:
-        """`nodes` None: any one. `places`: how many slots it takes on each."""
-        if not self._nodes or (nodes is not None and any(n not in self._nodes for n in nodes)):
-            return [FailGang(gang, next((n for n in nodes or () if n not in self._nodes), None))]
-        self._queue.append(_Gang(gang, nodes, places))
+    def submit_gang(
+        self, gang: int, *, nodes: tuple[int, ...] | None, places: int, one_of: tuple[int, ...] | None = None
+    ) -> list[Action]:
+        """`nodes`: all of them; None: any one of `one_of`, or of those that are not kept. `places`: how many slots it
+        takes on each.
+        """
+        made = _Gang(gang, nodes, one_of, places)
+        if self._cannot_start(made):
+            wanted = nodes or one_of or ()
+            return [FailGang(gang, next((n for n in wanted if n not in self._nodes), None))]
+        self._queue.append(made)
         return self._place()
 
     def finished(self, task: int, elapsed_ns: int | None = None) -> list[Action]:
@@ -334,24 +360,22 @@ class Scheduler:
 
     def _place(self) -> list[Action]:
         actions: list[Action] = []
-        if not self._queue:
-            self._rebalance(actions)
-            return actions
-        reserved: set[int] = set()
-        kept: list[_Task | _Gang] = []
         queue = self._queue
-        while queue and self._has_room(reserved):
-            entry = queue.popleft()
-            if isinstance(entry, _Gang):
-                placed = self._place_gang(entry, reserved, actions)
-            else:
-                placed = self._place_task(entry, reserved, actions)
-            if not placed:
-                kept.append(entry)
-                if isinstance(entry, _Task) and entry.pinned is None and not entry.in_advance:
-                    break  # no slot is free, and nothing overtakes it
-        if kept:
-            queue.extendleft(reversed(kept))
+        if queue:
+            reserved: set[int] = set()
+            closed: set[Hashable] = set()
+            while self._has_room(reserved) and (entry := queue.oldest(closed)) is not None:
+                if isinstance(entry, _Gang):
+                    is_placed = self._place_gang(entry, reserved, actions)
+                else:
+                    is_placed = self._place_task(entry, reserved, actions)
+                if is_placed:
+                    queue.remove(entry)
+                else:
+                    closed.add(entry.line)
+                    if isinstance(entry, _Task) and not entry.in_advance:
+                        # No slot is free for it, and nothing that can wait on the node overtakes it.
+                        reserved.update(self._open if entry.nodes is None else entry.nodes)
         if not queue:
             self._rebalance(actions)
         return actions
@@ -366,7 +390,7 @@ class Scheduler:
         return node.most_ahead(self._mean_ns, is_known=self._has_mean)
 
     def _place_task(self, task: _Task, reserved: set[int], actions: list[Action]) -> bool:
-        node = self._pick(task.pinned, reserved, ahead=task.in_advance)
+        node = self._pick(task.nodes, reserved, ahead=task.in_advance)
         if node is None:
             return False
         task.node = node.id
@@ -375,12 +399,14 @@ class Scheduler:
         actions.append(Send(task.id, node.id))
         return True
 
-    def _pick(self, pinned: int | None, reserved: set[int], *, ahead: bool) -> _Node | None:
+    def _candidates(self, nodes: tuple[int, ...] | None) -> list[_Node]:
+        if nodes is None:
+            return list(self._open.values())
+        return [self._nodes[n] for n in nodes if n in self._nodes]
+
+    def _pick(self, nodes: tuple[int, ...] | None, reserved: set[int], *, ahead: bool) -> _Node | None:
         """The node with most room, in turns among equals. `ahead`: a short task may go where slots are taken."""
-        if pinned is not None:
-            candidates = [self._nodes[pinned]] if pinned in self._nodes else []
-        else:
-            candidates = list(self._nodes.values())
+        candidates = self._candidates(nodes)
         best: _Node | None = None
         best_room = 0
         count = len(candidates)
@@ -395,18 +421,17 @@ class Scheduler:
 
     def _place_gang(self, gang: _Gang, reserved: set[int], actions: list[Action]) -> bool:
         if gang.nodes is None:
-            free = [
-                n for n in self._nodes.values() if n.takes_more and n.id not in reserved and n.has_room_for(gang.places)
-            ]
+            wanted = self._candidates(gang.one_of)
+            free = [n for n in wanted if n.takes_more and n.id not in reserved and n.has_room_for(gang.places)]
             members = [min(free, key=lambda n: n.load)] if free else []
         else:
-            members = [self._nodes[n] for n in gang.nodes if n in self._nodes]
+            wanted = members = self._candidates(gang.nodes)
             if len(members) < len(gang.nodes) or any(
                 n.id in reserved or not n.takes_more or not n.has_room_for(gang.places) for n in members
             ):
                 members = []
         if not members:
-            reserved.update(self._nodes if gang.nodes is None else gang.nodes)
+            reserved.update(n.id for n in wanted)
             return False
         for node in members:
             node.gang_places += min(gang.places, node.slots)
@@ -417,27 +442,35 @@ class Scheduler:
 
     def _rebalance(self, actions: list[Action]) -> None:
         """Take back what waits on one node while a slot of another is idle. The answer is `lost(started=False)`."""
-        idle, is_uneven = 0, False
+        has_idle = is_uneven = False
         for node in self._nodes.values():
             if node.takes_more:
-                room = node.slots - len(node.sent) - node.gang_places
-                idle += max(0, room)
-                is_uneven = is_uneven or room < 0
-        if not idle or not is_uneven:
+                room = node.slots - node.load
+                has_idle |= room > 0
+                is_uneven |= room < 0
+        if not has_idle or not is_uneven:
             return
+        idle = {n.id: n.slots - n.load for n in self._nodes.values() if n.takes_more and n.slots > n.load}
         for node in self._nodes.values():
             excess = node.load - node.slots
-            if excess <= 0:
-                continue
             for task_id in reversed(node.sent):
-                task = self._tasks[task_id]
-                if excess <= 0 or idle <= 0:
+                if excess <= 0 or not idle:
                     break
                 excess -= 1
-                if task.pinned is None and task.in_advance and not task.is_recalled:
+                task = self._tasks[task_id]
+                if task.in_advance and not task.is_recalled and self._take_idle(idle, task.nodes):
                     task.is_recalled = True
-                    idle -= 1
                     actions.append(Recall(task_id, node.id))
+
+    def _take_idle(self, idle: dict[int, int], nodes: tuple[int, ...] | None) -> bool:
+        """Whether a slot of `idle` would do; if so, it is counted as taken."""
+        for number in self._open if nodes is None else nodes:
+            if number in idle:
+                idle[number] -= 1
+                if not idle[number]:
+                    del idle[number]
+                return True
+        return False
 
     # Small steps ----------------------------------------------------------------------------------------------------
 
@@ -449,16 +482,25 @@ class Scheduler:
 
     def _return(self, task: _Task) -> None:
         task.node = None
-        self._queue.appendleft(task)
+        self._queue.append_left(task)
+
+    def _are_gone(self, nodes: tuple[int, ...] | None) -> bool:
+        """Whether no node is left, for good, that a task may go to."""
+        return not self._open if nodes is None else not any(n in self._nodes for n in nodes)
+
+    def _cannot_start(self, gang: _Gang) -> bool:
+        if gang.nodes is None:
+            return self._are_gone(gang.one_of)
+        return any(n not in self._nodes for n in gang.nodes)
 
     def _fail_unplaceable(self, node: int) -> list[Action]:
         actions: list[Action] = []
-        for entry in list(self._queue):
+        for entry in sorted(self._queue, key=lambda entry: entry.turn):
             if isinstance(entry, _Gang):
-                if not self._nodes or (entry.nodes is not None and node in entry.nodes):
+                if self._cannot_start(entry):
                     self._queue.remove(entry)
                     actions.append(FailGang(entry.id, node))
-            elif not self._nodes or entry.pinned == node:
+            elif self._are_gone(entry.nodes):
                 self._queue.remove(entry)
                 del self._tasks[entry.id]
                 actions.append(FailTask(entry.id, node, False))

@@ -24,21 +24,20 @@ class Call(NamedTuple):
     rank: Rank | None = None
     agent: str = ""
     """Path of the node's agent's socket."""
+    part: int = 0
+    parts: int = 1
+    """Of a broadcast: its place among the nodes that it was sent to, and how many those are."""
 
     @property
     def node(self) -> int:
         return self.info.node
 
     @property
-    def total_nodes(self) -> int:
-        return self.info.total_nodes
-
-    @property
     def is_head(self) -> bool:
-        """Rank 0 in a gang, node 0 in a broadcast, always in a plain call on one node."""
+        """Rank 0 in a gang, the first of its nodes in a broadcast, always in a plain call on one node."""
         if self.kind == "gang" and self.rank is not None:
             return self.rank.rank == 0
-        return self.kind == "plain" or self.node == 0
+        return self.kind == "plain" or self.part == 0
 
 
 # The main value is for threads that user code starts: a new thread has an empty context.
@@ -94,8 +93,8 @@ class _IsHead:
 
 
 is_head = _IsHead()
-"""Whether this is the one process that should print, save and report: rank 0 of a gang, node 0 of a broadcast,
-always in a plain call on one node and outside a pool."""
+"""Whether this is the one process that should print, save and report: rank 0 of a gang, the first node of a
+broadcast, always in a plain call on one node and outside a pool."""
 
 
 _once: dict[Hashable, Any] = {}

@@ -85,8 +85,8 @@ def shard(
 ) -> Any:
     """The part of `data` that belongs here: one of W parts that are disjoint and together are everything.
 
-    In a gang W is the world size and the part is the rank's; in a broadcast (`@`) W is the pool's nodes and the part
-    is the node's; in a plain call (`>>`) and outside a pool W is 1, so everything is returned.
+    In a gang W is the world size and the part is the rank's; in a broadcast (`@`) W is the nodes that it was
+    sent to and the part is the node's; in a plain call (`>>`) and outside a pool W is 1, so everything is returned.
 
     Args:
         *data: lists, tuples, numpy arrays, torch tensors and map-style datasets, jax arrays, pandas frames and series,
@@ -154,7 +154,7 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
         call = current_call()
         if call is None or call.kind == "plain":
             return 0, 1
-        return (call.rank.rank, call.rank.world_size) if call.rank is not None else (call.node, call.total_nodes)
+        return (call.rank.rank, call.rank.world_size) if call.rank is not None else (call.part, call.parts)
     for name, value in (("node", node), ("total_nodes", total_nodes)):
         if isinstance(value, bool) or not isinstance(value, int):
             message = f"shard {name}={value!r}; give node and total_nodes together, as whole numbers, or neither"

@@ -13,7 +13,7 @@ from ..topology import InstanceInfo, NetworkInfo, Rank
 from ..wire.blobs import Blob
 from ..wire.frames import Frame, Kind
 from ..wire.layout import references
-from ..wire.tasks import CALL_KINDS, TASK_KIND_AT, Topology
+from ..wire.tasks import CALL_KINDS, Topology, unpack_task
 from . import answers
 from .execute import Inbox, TaskRun
 from .functions import Functions
@@ -96,8 +96,8 @@ class Slot:
         info = self._infos.get(lane)
         if info is None:
             info = self._infos[lane] = _info(topology, config, lane)
-        kind = CALL_KINDS[frame.body[TASK_KIND_AT]]
-        return Call(kind, frame.ident, info, config.rank, config.agent)
+        head = unpack_task(frame.body)
+        return Call(CALL_KINDS[head.kind], frame.ident, info, config.rank, config.agent, head.part, head.parts)
 
     def initialize(self) -> None:
         """What a rank's integrations prepare, then the pool's initializer; once in this process, before its first

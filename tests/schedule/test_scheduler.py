@@ -17,8 +17,8 @@ FAR_AHEAD = 1024
 """Over any round trip."""
 
 
-def up(*slots: int) -> Scheduler:
-    scheduler = Scheduler()
+def up(*slots: int, kept: tuple[int, ...] = ()) -> Scheduler:
+    scheduler = Scheduler(frozenset(kept))
     for node, count in enumerate(slots):
         scheduler.node_up(node, count)
     return scheduler
@@ -112,7 +112,7 @@ def test_nothing_goes_over_a_broken_link_and_what_was_sent_stays() -> None:
     assert submit(scheduler, 1) == [Send(0, 0)]
     scheduler.node_paused(0)
     assert scheduler.submit(1) == [Send(1, 1)]
-    assert scheduler.submit(2, pinned=0) == []
+    assert scheduler.submit(2, nodes=(0,)) == []
     assert scheduler.finished(0) == []
     assert scheduler.node_resumed(0) == [Send(2, 0)]
 
@@ -124,7 +124,7 @@ def test_a_node_that_is_leaving_gets_nothing_new_and_gives_back_what_it_has_not_
     on_first = [task for task in range(4) if scheduler.node_of(task) == 0]
     assert scheduler.node_leaving(0) == [Recall(task, 0) for task in reversed(on_first)]
     assert scheduler.lost(on_first[1], started=False) == [Send(on_first[1], 1)]
-    assert scheduler.submit(10, pinned=0) == []
+    assert scheduler.submit(10, nodes=(0,)) == []
     assert not scheduler.is_idle(0)
     scheduler.finished(on_first[0])  # it had begun, so it went on
     assert scheduler.is_idle(0)
@@ -156,12 +156,12 @@ def test_what_waits_on_a_busy_node_is_recalled_for_an_idle_one() -> None:
 
 def test_a_pinned_task_waits_for_its_node_and_no_other() -> None:
     scheduler = up(1, 1)
-    submit(scheduler, 1, pinned=1)
-    assert scheduler.submit(5, pinned=1) == []
+    submit(scheduler, 1, nodes=(1,))
+    assert scheduler.submit(5, nodes=(1,)) == []
     assert scheduler.node_lost(1, will_return=True) == [FailTask(0, 1, None)]
     assert scheduler.node_up(1, 1) == [Send(5, 1)]
     assert scheduler.node_lost(1, will_return=False) == [FailTask(5, 1, None)]
-    assert scheduler.submit(6, pinned=1) == [FailTask(6, 1, False)]
+    assert scheduler.submit(6, nodes=(1,)) == [FailTask(6, 1, False)]
 
 
 def test_a_sent_task_without_retries_fails_with_its_node_and_one_with_retries_moves() -> None:
@@ -222,7 +222,7 @@ def test_a_gang_that_finishes_after_its_node_came_back_frees_no_place_of_another
     scheduler.node_up(0, 1)
     assert scheduler.submit_gang(2, nodes=(0,), places=1) == [StartGang(2, (0,))]
     scheduler.gang_finished(1)
-    assert scheduler.submit(5, pinned=0) == [], "the second gang is still there"
+    assert scheduler.submit(5, nodes=(0,)) == [], "the second gang is still there"
 
 
 def test_a_gang_whose_node_is_gone_for_good_fails() -> None:
@@ -233,6 +233,51 @@ def test_a_gang_whose_node_is_gone_for_good_fails() -> None:
     assert scheduler.submit_gang(2, nodes=(0, 1), places=1) == [FailGang(2, 1)]
 
 
+def test_a_task_for_some_nodes_goes_to_one_of_those_and_fails_when_all_are_gone() -> None:
+    scheduler = up(1, 1, 1)
+    assert submit(scheduler, 2, nodes=(0, 2)) == [Send(0, 0), Send(1, 2)]
+    assert scheduler.submit(5, nodes=(0, 2)) == [], "node 1 is idle, and not for it"
+    assert scheduler.node_lost(0, will_return=False) == [FailTask(0, 0, None)]
+    assert scheduler.finished(1) == [Send(5, 2)]
+    assert scheduler.node_lost(2, will_return=False) == [FailTask(5, 2, None)]
+    assert scheduler.submit(6, nodes=(0, 2)) == [FailTask(6, 0, False)]
+
+
+def test_a_kept_node_takes_only_what_names_it() -> None:
+    scheduler = up(1, 1, kept=(1,))
+    assert submit(scheduler, 3) == [Send(0, 0)]
+    assert scheduler.submit_gang(10, nodes=None, places=1) == [], "any node: of those that are not kept"
+    assert scheduler.submit(11, nodes=(1,)) == [Send(11, 1)], "what waits for other nodes is not in its way"
+    assert scheduler.finished(0) == [Send(1, 0)]
+
+
+def test_calls_for_any_node_fail_when_only_kept_ones_are_left() -> None:
+    scheduler = up(1, 1, kept=(1,))
+    submit(scheduler, 2)
+    assert scheduler.node_lost(0, will_return=False) == [FailTask(0, 0, None), FailTask(1, 0, False)]
+    assert scheduler.submit(5) == [FailTask(5, None, False)]
+    assert scheduler.submit(6, nodes=(1,)) == [Send(6, 1)]
+
+
+def test_what_waits_on_a_busy_node_is_recalled_only_for_one_that_it_may_go_to() -> None:
+    scheduler = up(1, 1, 1)
+    make_short(scheduler)
+    sent = submit(scheduler, 6, nodes=(0, 1))
+    on_first = [a.task for a in sent if isinstance(a, Send) and a.node == 0]
+    assert len(on_first) == 3, "node 2 is idle, and nothing is recalled for it"
+    recalled = [action for task in on_first for action in scheduler.finished(task)]
+    assert [type(action) for action in recalled] == [Recall]
+
+
+def test_a_gang_of_one_node_starts_on_one_of_those_it_may_go_to() -> None:
+    scheduler = up(1, 1, 1, kept=(2,))
+    assert scheduler.submit_gang(1, nodes=None, one_of=(1, 2), places=1) == [StartGang(1, (1,))]
+    assert scheduler.submit_gang(2, nodes=None, one_of=(1, 2), places=1) == [StartGang(2, (2,))]
+    assert scheduler.submit_gang(3, nodes=None, one_of=(1, 2), places=1) == []
+    assert scheduler.submit(4) == [Send(4, 0)]
+    assert scheduler.gang_finished(2) == [StartGang(3, (2,))]
+
+
 # Any order of events ------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +285,7 @@ def test_a_gang_whose_node_is_gone_for_good_fails() -> None:
 class Known:
     """What the model knows of a task."""
 
-    pinned: int | None
+    nodes: tuple[int, ...] | None
     retries: int
     submitted: int
     node: int | None = None
@@ -254,6 +299,7 @@ class Known:
 @dataclass
 class KnownGang:
     nodes: tuple[int, ...] | None
+    one_of: tuple[int, ...] | None
     places: int
     submitted: int
     on: tuple[int, ...] = ()
@@ -268,6 +314,10 @@ class KnownNode:
     tasks: set[int] = field(default_factory=set)
 
 
+def some_nodes() -> st.SearchStrategy[tuple[int, ...] | None]:
+    return st.sampled_from([None, None, (0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Carries out actions as a pool would, and refuses those that a pool must not get."""
 
@@ -279,9 +329,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.gangs: dict[int, KnownGang] = {}
         self.failed: set[int] = set()
         self.numbers = 0
+        self.kept: frozenset[int] = frozenset()
 
-    @initialize(slots=st.lists(st.integers(1, 3), min_size=1, max_size=3))
-    def start(self, slots: list[int]) -> None:
+    @initialize(
+        slots=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+        kept=st.sampled_from([(), (), (1,), (2,), (0, 2)]),
+    )
+    def start(self, slots: list[int], kept: tuple[int, ...]) -> None:
+        self.kept = frozenset(kept)
+        self.scheduler = Scheduler(self.kept)
         for node, count in enumerate(slots):
             self.nodes[node] = KnownNode(count)
             self.perform(self.scheduler.node_up(node, count))
@@ -296,6 +352,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def load(self, node: int) -> int:
         return len(self.nodes[node].tasks) + self.gang_places(node)
 
+    def eligible(self, nodes: tuple[int, ...] | None) -> list[int]:
+        """Nodes that are not gone for good and that a task, or a gang of one node, may go to."""
+        if nodes is None:
+            return [n for n in self.nodes if n not in self.kept]
+        return [n for n in nodes if n in self.nodes]
+
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
@@ -303,7 +365,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             elif isinstance(action, Recall):
                 task = self.tasks[action.task]
                 assert task.node == action.node
-                assert task.pinned is None
+                assert task.nodes is None or len(task.nodes) > 1, "there is no other node for it"
                 assert not task.is_recalled, "recalled twice"
                 task.is_recalled = True
             elif isinstance(action, FailTask):
@@ -319,14 +381,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert task.node is None, "sent twice"
         assert node.is_up, "sent to a dead node"
         assert not node.is_paused, "sent over a broken link"
-        assert task.pinned in (None, action.node)
+        assert action.node in self.eligible(task.nodes), "not one of its nodes"
         assert not task.is_cancelled
         assert task.runs <= task.retries, "run more often than it may be"
         assert self.load(action.node) < node.slots + (FAR_AHEAD if node.is_far else max(AHEAD, node.slots))
         for gang in self.gangs.values():
             if not gang.on and gang.submitted < task.submitted and not task.was_returned:
-                assert gang.nodes is not None, "overtook a gang that any node would do for"
-                assert action.node not in gang.nodes, "overtook a gang"
+                needed = self.eligible(gang.one_of) if gang.nodes is None else gang.nodes
+                assert action.node not in needed, "overtook a gang"
         task.node, task.is_recalled = action.node, False
         node.tasks.add(action.task)
 
@@ -334,7 +396,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         task = self.tasks.pop(action.task)
         if action.started is False:
             assert task.node is None, "it was sent"
-            assert not self.nodes or (task.pinned is not None and task.pinned not in self.nodes)
+            assert not self.eligible(task.nodes)
         else:
             assert task.runs > task.retries, "it may run again"
         self.failed.add(action.task)
@@ -342,7 +404,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def on_start(self, action: StartGang) -> None:
         gang = self.gangs[action.gang]
         assert not gang.on, "started twice"
-        assert action.nodes == gang.nodes or (gang.nodes is None and len(action.nodes) == 1)
+        if gang.nodes is None:
+            assert len(action.nodes) == 1
+            assert action.nodes[0] in self.eligible(gang.one_of)
+        else:
+            assert action.nodes == gang.nodes
         for number in action.nodes:
             node = self.nodes[number]
             assert node.is_up
@@ -364,18 +430,20 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), retries=st.integers(0, 2), in_advance=st.booleans())
     def submit(self, data: st.DataObject, retries: int, in_advance: bool) -> None:
-        pinned = data.draw(st.sampled_from([None, None, *range(3)]))
+        nodes = data.draw(some_nodes())
         number = self.next()
-        self.tasks[number] = Known(pinned, retries, number)
-        self.perform(self.scheduler.submit(number, pinned=pinned, retries=retries, in_advance=in_advance))
+        self.tasks[number] = Known(nodes, retries, number)
+        self.perform(self.scheduler.submit(number, nodes=nodes, retries=retries, in_advance=in_advance))
 
     @rule(data=st.data(), places=st.integers(1, 4))
     def submit_gang(self, data: st.DataObject, places: int) -> None:
-        anywhere = data.draw(st.booleans())
-        nodes = None if anywhere else tuple(sorted(data.draw(st.sets(st.integers(0, 2), min_size=1))))
+        is_on_one = data.draw(st.booleans())
+        nodes = data.draw(some_nodes())
+        one_of = nodes if is_on_one else None
+        nodes = None if is_on_one else nodes
         number = self.next()
-        self.gangs[number] = KnownGang(nodes, places, number)
-        self.perform(self.scheduler.submit_gang(number, nodes=nodes, places=places))
+        self.gangs[number] = KnownGang(nodes, one_of, places, number)
+        self.perform(self.scheduler.submit_gang(number, nodes=nodes, one_of=one_of, places=places))
 
     @precondition(lambda self: self.sent())
     @rule(data=st.data(), elapsed_ns=st.sampled_from([None, 1000, 10 * SHORT_TASK_NS]))
@@ -496,8 +564,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         idle = [n for n in up if self.load(n) < self.nodes[n].slots]
         for task in self.tasks.values():
             if task.node is None:
-                assert task.pinned not in idle
-                assert task.pinned is not None or not idle
+                assert not set(self.eligible(task.nodes)) & set(idle)
 
     def teardown(self) -> None:
         """Everything ends: nothing was lost, nothing starves."""

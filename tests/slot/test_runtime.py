@@ -88,7 +88,7 @@ def test_outside_a_pool_there_is_no_call_and_this_is_the_head() -> None:
 
 
 def test_a_call_is_seen_by_threads_that_it_starts_where_a_process_runs_one_at_a_time() -> None:
-    enter_call(Call(kind="broadcast", task=1, info=INFO), whole_process=True)
+    enter_call(Call(kind="broadcast", task=1, info=INFO, part=1, parts=2), whole_process=True)
     try:
         seen: list[bool] = []
         thread = threading.Thread(target=lambda: seen.append(current_call() is not None and not sky.is_head))
@@ -102,4 +102,4 @@ def test_a_call_is_seen_by_threads_that_it_starts_where_a_process_runs_one_at_a_
 
 def test_the_head_is_node_0_of_a_broadcast_and_everyone_in_a_plain_call() -> None:
     assert Call(kind="plain", task=1, info=INFO).is_head
-    assert not Call(kind="broadcast", task=1, info=INFO).is_head
+    assert not Call(kind="broadcast", task=1, info=INFO, part=1, parts=2).is_head

@@ -40,7 +40,7 @@ def call(kind: CallKind, *, node: int = 0, total_nodes: int = 1, rank: Rank | No
         job_id="test",
     )
     before = current_call()
-    running = Call(kind=kind, task=1, info=info, rank=rank)
+    running = Call(kind=kind, task=1, info=info, rank=rank, part=info.node, parts=info.total_nodes)
     enter_call(running, whole_process=False)
     try:
         yield

@@ -1,0 +1,74 @@
+"""What waits for a place: one line for each set of nodes that an entry may go to, and one order over all of them.
+
+An entry that cannot be placed holds up those behind it in its own line only, so placing costs a look at each line and
+not at each entry: ten thousand calls that wait for one node cost the others nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["Lines"]
+
+
+class _Entry(Protocol):
+    turn: int
+
+    @property
+    def line(self) -> Hashable: ...
+
+
+E = TypeVar("E", bound=_Entry)
+
+
+class Lines(Generic[E]):
+    """Entries in order. Those of one `line` may go to the same nodes, so what keeps the first back keeps all."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Hashable, deque[E]] = {}
+        self._first = 0
+        self._last = 0
+
+    def append(self, entry: E) -> None:
+        self._last += 1
+        entry.turn = self._last
+        line = self._lines.get(entry.line)
+        if line is None:
+            self._lines[entry.line] = deque((entry,))
+        else:
+            line.append(entry)
+
+    def append_left(self, entry: E) -> None:
+        """In front of all others."""
+        self._first -= 1
+        entry.turn = self._first
+        self._lines.setdefault(entry.line, deque()).appendleft(entry)
+
+    def remove(self, entry: E) -> None:
+        line = self._lines[entry.line]
+        if line[0] is entry:
+            line.popleft()
+        else:
+            line.remove(entry)
+        if not line:
+            del self._lines[entry.line]
+
+    def oldest(self, closed: set[Hashable]) -> E | None:
+        """The first of all whose line is not in `closed`."""
+        best: E | None = None
+        for key, line in self._lines.items():
+            if key not in closed and (best is None or line[0].turn < best.turn):
+                best = line[0]
+        return best
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[E]:
+        """All, in no order; the iteration is over a copy."""
+        return iter([entry for line in self._lines.values() for entry in line])
