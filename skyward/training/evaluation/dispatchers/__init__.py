@@ -8,6 +8,7 @@ from ...._lazy import lazy_names as _lazy_names
 _MODULES = {
     "choice": ("as_dispatcher",),
     "in_process": ("InProcessDispatcher",),
+    "remote": ("PoolDispatcher",),
     "subprocesses": ("SubprocessDispatcher",),
 }
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, cast
 
+from ....calls import resolve_target
 from ....errors import UsageError
 from ..dispatcher import Dispatcher
 
 __all__ = ["as_dispatcher"]
 
 _CHOICES = (
-    "None (threads of this process), 'subprocess', an open pool, a node or role of one (pool.node(1)), an "
+    "None (threads of this process), 'subprocess', a pool, a node or role of one (pool.node(1)), an "
     "AdaptiveCompute, or any Dispatcher"
 )
 
@@ -22,7 +24,7 @@ def as_dispatcher(compute: Any = None, *, field: str = "compute") -> Dispatcher:
 
     Args:
         compute: None or "in-process": threads of this process. "subprocess": a process of ours beside it. A pool, or
-            a node or role of one: anything with `run` and `submit` of pending calls.
+            a node or role of one: anything with `run` and `submit` of pending calls. `sky`: the pool that is open here.
         field: how errors name it.
 
     Raises: UsageError, naming `field`.
@@ -44,6 +46,12 @@ def as_dispatcher(compute: Any = None, *, field: str = "compute") -> Dispatcher:
         raise UsageError(f"{field}: {compute!r}; it is {_CHOICES}")
     if callable(getattr(compute, "submit", None)) and callable(getattr(compute, "pressure", None)):
         return cast(Dispatcher, compute)
+    if isinstance(compute, ModuleType) and compute.__name__ == "skyward":
+        compute = resolve_target(compute)
+    if callable(getattr(compute, "submit", None)) and callable(getattr(compute, "run", None)):
+        from .remote import PoolDispatcher
+
+        return PoolDispatcher(compute)
     raise UsageError(f"{field}: {compute!r}; it is {_CHOICES}")
 
 

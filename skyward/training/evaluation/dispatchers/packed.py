@@ -11,9 +11,9 @@ from ....errors import PayloadNotLoadable
 from ..dispatcher import Job
 from ..worker import ContentMissing, Worker
 
-__all__ = ["ContentsMissing", "PackedJob", "numerics", "pack", "unpack"]
+__all__ = ["PARTS", "ContentsMissing", "PackedJob", "numerics", "pack", "unpack"]
 
-_PARTS = ("factory", "load", "eval_fn", "payload")
+PARTS = ("factory", "load", "eval_fn", "payload")
 
 
 class ContentsMissing(LookupError):
@@ -40,7 +40,7 @@ def pack(job: Job, known: Container[str], *, is_same_machine: bool) -> tuple[Pac
 
     Raises: ArgumentNotPicklable.
     """
-    contents = {part: getattr(job, part) for part in _PARTS}
+    contents = {part: getattr(job, part) for part in PARTS}
     packed = PackedJob(
         digests={part: content.digest for part, content in contents.items()},
         cache_key=job.cache_key,

@@ -96,8 +96,8 @@ class SeatedDispatcher(abc.ABC):
         """Waits for what is open, or cancels it. Idempotent."""
         with self._changed:
             self._is_closed = True
-            open_tasks = [*self._queue, *self._running.values()] if cancel else []
-        for task in open_tasks:
+            open_tasks = [*self._running.values(), *self._queue] if cancel else []
+        for task in reversed(open_tasks):  # or those that wait would begin
             task.future.cancel()
         with self._changed:
             self._changed.wait_for(lambda: not self._queue and not self._running)

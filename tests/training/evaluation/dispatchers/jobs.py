@@ -56,8 +56,8 @@ def waits_for(model: list[Any], payload: str) -> dict[str, Any]:
 def job_of(state: Any, eval_fn: Any = doubled, payload: Any = 1, **options: Any) -> Job:
     """A job whose contents are its own."""
     parts = {"factory": make, "load": load, "eval_fn": eval_fn, "payload": payload}
-    contents = {name: Content(options.pop(name, value), name) for name, value in parts.items()}
-    chosen = {"cache_key": "model", "step": 1, "snapshot_id": "one", **options}
+    contents: dict[str, Any] = {name: Content(options.pop(name, value), name) for name, value in parts.items()}
+    chosen: dict[str, Any] = {"cache_key": "model", "step": 1, "snapshot_id": "one", **options}
     return Job(**contents, state=state, **chosen)
 
 

@@ -1,0 +1,50 @@
+"""What a slot of a pool runs. Models and contents stay in the slot's process for the next evaluations."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ....calls import compute
+from ....slot.runtime import current_call
+from ..worker import Scored, Worker
+from .packed import ContentsMissing, PackedJob, unpack
+
+__all__ = ["Reply", "evaluate"]
+
+_worker = Worker()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What came of a job, or what has to be sent with it."""
+
+    scored: Scored | None
+    missing: tuple[str, ...] = ()
+    """Digests, where `scored` is None."""
+    holder: str
+    """The process that answers; no two have the same."""
+    node: int | None
+    """Of its pool."""
+
+
+@compute
+def evaluate(packed: PackedJob, contents: dict[str, bytes], state: object) -> Reply:
+    """Scores a state. Raises what the evaluation raises; PayloadNotLoadable."""
+    call = current_call()
+    node = None if call is None else call.node
+    holder = f"{_boot_id()} {os.getpid()}"
+    try:
+        parts = unpack(_worker, packed, contents)
+    except ContentsMissing as error:
+        return Reply(scored=None, missing=error.digests, holder=holder, node=node)
+    scored = _worker.run(**parts, cache_key=packed.cache_key, state=state)
+    return Reply(scored=scored, holder=holder, node=node)
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:  # not Linux
+        return os.uname().nodename
