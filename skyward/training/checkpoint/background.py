@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...errors import CheckpointSaveFailed
 from ..agree import Alone, Ranks, TorchRanks
-from ..snapshot import SnapshotPool
+from ..snapshot import Snapshot, SnapshotPool
 from .saving import SaveRequest, perform_save
 
 __all__ = ["BackgroundSaves", "OnBusy"]
@@ -56,33 +56,14 @@ class BackgroundSaves:
             if on_busy == "skip":
                 return False
             self.wait()
-        failed: BaseException | None = None
-        snapshot = None
-        try:
-            snapshot = self._pool.take(states_here())
-        except Exception as error:  # said to the others where they wait for it: in the announcement
-            failed = error
-
-        def states() -> Any:
-            if snapshot is None:
-                assert failed is not None
-                raise failed
-            return snapshot.state
-
-        def save() -> None:
-            try:
-                self._path = perform_save(self._own, request, states)
-                if after is not None:
-                    after(self._path)
-            except BaseException as error:
-                self._error = error
-            finally:
-                if snapshot is not None:
-                    snapshot.release()
-
+        taken = _Taken()
         self._path = self._error = None
-        self._thread = threading.Thread(target=save, name=f"save {request.name}", daemon=False)
+        self._thread = threading.Thread(
+            target=self._save, args=(request, taken, after), name=f"save {request.name}", daemon=False
+        )
+        # Before the copy: one that starts holds the interpreter for its first milliseconds, and would do so at once.
         self._thread.start()
+        taken.fill(lambda: self._pool.take(states_here()))
         return True
 
     def poll(self) -> str | None:
@@ -112,6 +93,16 @@ class BackgroundSaves:
             )
         return self._end()
 
+    def _save(self, request: SaveRequest, taken: _Taken, after: Callable[[str], None] | None) -> None:
+        try:
+            self._path = perform_save(self._own, request, taken.state)
+            if after is not None:
+                after(self._path)
+        except BaseException as error:
+            self._error = error
+        finally:
+            taken.release()
+
     def _end(self) -> str | None:
         assert self._thread is not None
         self._thread.join()
@@ -120,3 +111,35 @@ class BackgroundSaves:
         if error is not None:
             raise error
         return self._path
+
+
+class _Taken:
+    """A snapshot that is there soon, or what prevented it."""
+
+    def __init__(self) -> None:
+        self._is_filled = threading.Event()
+        self._snapshot: Snapshot | None = None
+        self._error: Exception | None = None
+
+    def fill(self, take: Callable[[], Snapshot]) -> None:
+        """Raises: what ends a process (KeyboardInterrupt). Errors are said where the other ranks wait for them."""
+        try:
+            self._snapshot = take()
+        except BaseException as error:
+            self._error = error if isinstance(error, Exception) else InterruptedError("while the states were copied")
+            if self._error is not error:
+                raise
+        finally:
+            self._is_filled.set()
+
+    def state(self) -> Any:
+        """Waits for it. Raises: what `take` did."""
+        self._is_filled.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._snapshot is not None
+        return self._snapshot.state
+
+    def release(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.release()

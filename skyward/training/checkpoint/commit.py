@@ -13,12 +13,14 @@ import re
 import time
 import uuid
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from .folders import Folder, LocalFolder, flush_folder
-from .layout import OLD, STAGING
+from .layout import OLD, STAGING, name_of
 from .manifest import MANIFEST
+from .objects import ObjectFolder
 
 __all__ = ["LocalStaging", "ObjectStaging", "Staging", "new_token", "staging_in", "sweep"]
 
@@ -89,7 +91,7 @@ class ObjectStaging:
         self.folder: Folder = self._final.child(f"data-{token}")
 
     def begin(self) -> None:
-        pass  # there are no folders to be made
+        self._final.names()  # a store that cannot be reached says so before anything is sent
 
     def commit(self, manifest: bytes) -> str:
         with self._final.create(MANIFEST) as file:
@@ -113,7 +115,7 @@ def sweep(parent: Folder) -> list[str]:
     """Clears what interrupted saves have left; puts back a checkpoint that one was about to replace. Saves that go on
     in other processes are left alone. Gives the names of what it cleared.
     """
-    if not isinstance(parent, LocalFolder):
+    if isinstance(parent, ObjectFolder):
         return _sweep_objects(parent)
     cleared = []
     for name in parent.names():
@@ -125,39 +127,46 @@ def sweep(parent: Folder) -> list[str]:
                 cleared.append(name)
             else:
                 path.rename(final)
-        elif name.startswith(STAGING) and _is_abandoned(path):
+        elif name.startswith(STAGING) and _is_abandoned(name, lambda path=path: _newest_s(path)):  # type: ignore[misc]
             LocalFolder(path).remove()
             cleared.append(name)
     return cleared
 
 
-def _sweep_objects(parent: Folder) -> list[str]:
-    """Data that no manifest names, and that nothing was added to for long: other clients may be writing."""
+def _sweep_objects(parent: ObjectFolder) -> list[str]:
+    """Data that no manifest names, and uploads that were not ended, of saves that do not go on."""
     cleared = []
     for name in parent.names():
         checkpoint = parent.child(name)
-        inside = checkpoint.names() if name.startswith("checkpoint-") else []
-        named = ""
-        if MANIFEST in inside:
-            with checkpoint.open(MANIFEST) as file:
-                named = file.read().decode()
+        inside = checkpoint.names() if name.startswith(name_of("")) else []
+        named = checkpoint.read([MANIFEST]).get(MANIFEST, b"").decode() if MANIFEST in inside else ""
         for data in inside:
             if not data.startswith("data-") or f'"{data}/' in named:
                 continue
-            files = checkpoint.child(data).walk()
-            newest = max((checkpoint.child(data).modified_s(each) for each in files), default=0.0)
-            if time.time() - newest > _ABANDONED_S:
-                checkpoint.child(data).remove()
+            folder = checkpoint.child(data)
+            if _is_abandoned(data, lambda folder=folder: max(map(folder.modified_s, folder.walk()), default=0.0)):  # type: ignore[misc]
+                folder.remove()
                 cleared.append(f"{name}/{data}")
+    for begun_s, file, upload in parent.unfinished():
+        data = file.rpartition("/")[0]
+        if file.startswith(name_of("")) and _is_abandoned(data, lambda begun_s=begun_s: begun_s):  # type: ignore[misc]
+            parent.forget(file, upload)
+            cleared.append(file)
     return cleared
 
 
-def _is_abandoned(path: Path) -> bool:
-    owner = _TOKEN.search(path.name)
+def _is_abandoned(name: str, newest_s: Callable[[], float]) -> bool:
+    """Whether the process that the name ends with is gone; of another machine's, whether nothing was written for
+    long. newest_s: when it last was, as seconds since the epoch.
+    """
+    owner = _TOKEN.search(name)
     if owner is not None and owner["host"] == _host():
         return _started(int(owner["pid"])) != owner["started"]
-    newest = max((each.stat().st_mtime for each in (path, *path.rglob("*"))), default=0.0)
-    return time.time() - newest > _ABANDONED_S
+    return time.time() - newest_s() > _ABANDONED_S
+
+
+def _newest_s(path: Path) -> float:
+    return max((each.stat().st_mtime for each in (path, *path.rglob("*"))), default=0.0)
 
 
 def new_token() -> str:
@@ -168,11 +177,13 @@ def new_token() -> str:
 
 
 def _host() -> str:
-    """Eight letters, another eight after a reboot."""
+    """Eight letters, another eight after a reboot, and in another container: pids mean something else there."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        where = f"{boot}{os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return f"{zlib.crc32(platform.node().encode()):08x}"
+        where = platform.node()
+    return f"{zlib.crc32(where.encode()):08x}"
 
 
 def _started(pid: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError
-from .folders import Folder, folder_at
+from .folders import Folder, LocalFolder, folder_at
 from .layout import manifest_at
 from .leaves import digest_of, leaves_of
-from .manifest import MANIFEST, FileEntry, Manifest
+from .manifest import MANIFEST, Manifest
 from .writer import check_file, read_state
 
 __all__ = ["Difference", "differences", "problems", "states_in"]
+
+_CHUNK = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,26 +79,36 @@ def states_in(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> di
     for key in dict.fromkeys(each.component for each in manifest.files):
         files = manifest.files_of(key)
         if files[0].format == "dcp":
-            found[key] = lambda entry=files[0]: whole_of_sharded(folder, entry)
+            written = folder.child(files[0].path.rpartition("/")[0])
+            found[key] = lambda written=written: whole_of_sharded(written)
             continue
         states = [each for each in files if each.format != "shard"]
         for entry in states:
             name = key if len(states) == 1 else f"{key}[{entry.index}]"
-            found[name] = lambda entry=entry: read_state(folder, entry, allow_pickle=allow_pickle)
+            found[name] = lambda entry=entry, files=files: read_state(
+                folder, entry, beside=files, allow_pickle=allow_pickle
+            )
     return found
 
 
-def whole_of_sharded(folder: Folder, entry: FileEntry) -> Any:
-    """A state that torch.distributed.checkpoint wrote, as one process sees it whole. Needs a local folder."""
+def whole_of_sharded(written: Folder) -> Any:
+    """A state that torch.distributed.checkpoint wrote, as one process sees it whole. It goes through files of the
+    temporary folder.
+    """
     import tempfile
     from pathlib import Path
 
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch, "state.pt")
-        dcp_to_torch_save(f"{folder.path}/{entry.path.rpartition('/')[0]}".rstrip("/"), file)
-        return torch.load(file, map_location="cpu", weights_only=True)
+        here = written if isinstance(written, LocalFolder) else LocalFolder(Path(scratch, "written"))
+        if here is not written:
+            for name in written.walk():
+                with here.create(name) as copy, written.open(name) as file:
+                    shutil.copyfileobj(file, copy, _CHUNK)
+        whole = Path(scratch, "state.pt")
+        dcp_to_torch_save(here.path, whole)
+        return torch.load(whole, map_location="cpu", weights_only=True)
 
 
 def describe(manifest: Manifest) -> list[tuple[str, str, str, str, int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from ...errors import CheckpointNotFound
@@ -31,12 +31,15 @@ _WEIGHTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class FoundCheckpoint:
-    """A whole checkpoint. step: None where its id is no number."""
+    """A whole checkpoint. step: None where its id is no number. manifest: as it was written; `manifest_at` adds the
+    files of an old one.
+    """
 
     path: str
     checkpoint_id: str
     step: int | None
     written_s: float
+    manifest: Manifest = field(repr=False)
 
 
 def name_of(checkpoint_id: str | int) -> str:
@@ -52,17 +55,10 @@ def checkpoints_in(output_dir: str | os.PathLike[str]) -> list[FoundCheckpoint]:
     root = folder_at(output_dir)
     found = []
     for folder in (root, root.child("checkpoints")):
-        for name in folder.names():
-            if not name.startswith(PREFIX):
-                continue
-            written = _written_s(folder.child(name))
-            if written is None:
-                continue
-            text = name[len(PREFIX) :]
-            step = int(text) if text.isdigit() else None
-            found.append(
-                FoundCheckpoint(path=folder.child(name).path, checkpoint_id=text, step=step, written_s=written)
-            )
+        names = [name for name in folder.names() if name.startswith(PREFIX)]
+        for file, text in folder.read([f"{name}/{MANIFEST}" for name in names]).items():
+            at = folder.child(file.partition("/")[0])
+            found.append(_found(at.path, Manifest.from_json(text, where=at.path)))
     return sorted(found, key=lambda each: (each.written_s, -1 if each.step is None else each.step))
 
 
@@ -79,8 +75,8 @@ def manifest_at(folder: Folder) -> Manifest:
     """
     names = folder.names()
     if MANIFEST in names:
-        with folder.open(MANIFEST) as file:
-            manifest = Manifest.from_json(file.read(), where=folder.path)
+        text = folder.read([MANIFEST]).get(MANIFEST, b"")
+        manifest = Manifest.from_json(text, where=folder.path)
         if manifest.format_version >= 2:
             return manifest
     else:
@@ -109,12 +105,18 @@ def manifest_at(folder: Folder) -> Manifest:
     )
 
 
-def _written_s(folder: Folder) -> float | None:
-    try:
-        with folder.open(MANIFEST) as file:
-            manifest = Manifest.from_json(file.read(), where=folder.path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def _found(path: str, manifest: Manifest) -> FoundCheckpoint:
+    text = path.rpartition("/")[2][len(PREFIX) :]
+    return FoundCheckpoint(
+        path=path,
+        checkpoint_id=text,
+        step=int(text) if text.isdigit() else None,
+        written_s=_written_s(manifest),
+        manifest=manifest,
+    )
+
+
+def _written_s(manifest: Manifest) -> float:
     when = datetime.fromisoformat(manifest.timestamp.replace("Z", "+00:00"))
     if when.tzinfo is None and manifest.format_version >= 2:
         when = when.replace(tzinfo=UTC)  # version 1 wrote local time

@@ -30,6 +30,8 @@ def leaves_of(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def map_leaves(state: Any, change: Callable[[Any], Any]) -> Any:
     """The same nesting with changed leaves. Mappings keep their class where it is dict or OrderedDict."""
+    if isinstance(state, torch.Tensor):  # most are: asked first, for a model has thousands
+        return change(state)
     if isinstance(state, Mapping):
         changed = {key: map_leaves(value, change) for key, value in state.items()}
         return changed if type(state) is dict else _like(state, changed)

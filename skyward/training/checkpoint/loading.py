@@ -143,7 +143,8 @@ class _Load:
             self._states[component.key] = self._state(file)
 
     def _state(self, file: FileEntry) -> Any:
-        return read_state(self._folder, file, allow_pickle=self._request.allow_pickle)
+        beside = self.manifest.files_of(file.component)
+        return read_state(self._folder, file, beside=beside, allow_pickle=self._request.allow_pickle)
 
     def _file_for(self, component: StateComponent, piece: Piece, files: Sequence[FileEntry]) -> FileEntry | None:
         """Which of the component's files holds this rank's state, if that can be said."""

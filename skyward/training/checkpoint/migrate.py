@@ -9,18 +9,19 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from ..._version import __version__
 from ...errors import CheckpointNotFound, UsageError
 from .commit import new_token, staging_in
-from .folders import Folder, HashingFile, folder_at
-from .inspecting import states_in
+from .folders import Folder, folder_at
+from .hashing import HashingFile
+from .inspecting import states_in, whole_of_sharded
 from .layout import PREFIX, manifest_at
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
+from .sharded import write_whole
 from .writer import write_state
 
 __all__ = ["ExportFormat", "export_checkpoint", "migrate_checkpoint"]
@@ -80,22 +81,17 @@ def export_checkpoint(
                 raise UsageError(f"{key}: has {len(several)} states ({several[0]}, ...); name one of them")
             raise CheckpointNotFound(f"{source}: has no {key!r}; it has {sorted(states)}", path=os.fspath(source))
         chosen[key] = states[key]()
-    path = Path(target)
+    place = folder_at(target)
     if to == "safetensors":
         for key, state in chosen.items():
-            write_state(folder_at(path), f"{key}.safetensors", state, kind="safetensors")
+            write_state(place, f"{key}.safetensors", state, kind="safetensors")
     elif to == "torch":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(chosen, path)
+        above, name = place.parent()
+        with above.create(name) as file:
+            torch.save(chosen, cast("Any", file))
     else:
-        import warnings
-
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            save(chosen, checkpoint_id=str(path), no_dist=True)
-    return str(path)
+        write_whole(place, chosen)
+    return os.fspath(target)
 
 
 class _Part:
@@ -172,13 +168,7 @@ def _write(
 
 
 def _of_dcp(folder: Folder) -> list[_Part]:
-    import tempfile
-
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    with tempfile.TemporaryDirectory() as scratch:
-        dcp_to_torch_save(folder.path, Path(scratch, "state.pt"))
-        state = torch.load(Path(scratch, "state.pt"), map_location="cpu", weights_only=True)
+    state = whole_of_sharded(folder)
     if state and all(isinstance(each, dict) for each in state.values()):
         return [_Part.made(str(key), each) for key, each in state.items()]
     return [_Part.made("model", state)]

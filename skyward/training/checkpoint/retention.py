@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .commit import new_token
 from .folders import Folder, LocalFolder, folder_at
-from .layout import STAGING, FoundCheckpoint, checkpoints_in, manifest_at
+from .layout import STAGING, FoundCheckpoint, checkpoints_in
 from .manifest import MANIFEST
 
 __all__ = ["best_of", "delete_checkpoint", "prune"]
@@ -26,7 +26,7 @@ def best_of(
         greater_is_better = not any(each in metric.lower() for each in ("loss", "perplexity", "error"))
     scored = []
     for at, found in enumerate(checkpoints):
-        value = manifest_at(folder_at(found.path)).metadata.get("metrics", {}).get(metric)
+        value = found.manifest.metadata.get("metrics", {}).get(metric)
         if isinstance(value, int | float) and not math.isnan(value):  # 0.0 is a value, NaN is none
             scored.append((-value if greater_is_better else value, -at, found))
     return [found for *_, found in sorted(scored, key=lambda each: each[:2])]

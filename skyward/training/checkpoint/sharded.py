@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from ..agree import Ranks
+from ..agree import Alone, Ranks
 from .commit import Staging
-from .folders import Folder, LocalFolder, digest_of_file
+from .folders import Folder
 from .manifest import FileEntry
 from .patterns import StateComponent
 from .verdicts import together
 from .writer import check_file
 
-__all__ = ["ModelState", "OptimizerState", "check_sharded", "read_sharded", "write_sharded"]
+__all__ = ["ModelState", "OptimizerState", "check_sharded", "read_sharded", "write_sharded", "write_whole"]
 
 
 class ModelState:
@@ -62,31 +62,40 @@ def write_sharded(ranks: Ranks, what: str, staging: Staging, key: str, state: An
     """Collective. Gives the entries of all ranks' files."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    from .dcp_files import FolderSystem, writer_of
+
     name = f"{key}.dcp"
-    folder = staging.folder.child(name)
+    system = FolderSystem(staging.folder.child(name))
 
     def write() -> list[FileEntry]:
         # It gathers every rank's error itself, so that none is left in one of its exchanges.
         with _alone_or_not(ranks) as how:
-            save(state, storage_writer=_writer(folder), **how)
-        mine = [each for each in folder.walk() if each.startswith(f"__{ranks.rank}_")]
-        if ranks.rank == 0:
-            mine.append(".metadata")
+            save(state, storage_writer=writer_of(system), **how)
         return [
             FileEntry(
-                path=f"{staging.prefix}{name}/{each}",
+                path=f"{staging.prefix}{name}/{path}",
                 component=key,
                 index=ranks.rank,
                 rank=ranks.rank,
                 members=(ranks.rank,),
-                bytes=folder.size(each),
-                digest=digest_of_file(folder, each),
+                bytes=file.bytes,
+                digest=file.digest,
                 format="dcp",
             )
-            for each in mine
+            for path, file in sorted(system.written.items())
         ]
 
     return [entry for entries in together(ranks, what, write) for entry in entries]
+
+
+def write_whole(folder: Folder, state: Any) -> None:
+    """One process's state, as a checkpoint of torch.distributed.checkpoint's own."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from .dcp_files import FolderSystem, writer_of
+
+    with _alone_or_not(Alone()) as how:
+        save(state, storage_writer=writer_of(FolderSystem(folder)), **how)
 
 
 def check_sharded(ranks: Ranks, folder: Folder, files: Sequence[FileEntry]) -> None:
@@ -99,10 +108,12 @@ def read_sharded(ranks: Ranks, folder: Folder, component: StateComponent, files:
     """Into the component, whatever world wrote it. Collective."""
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    from .dcp_files import FolderSystem, reader_of
+
     state = component.stateful.state_dict()
     place = folder.child(files[0].path.rpartition("/")[0])
     with _alone_or_not(ranks) as how:
-        load(state, storage_reader=_reader(place), **how)
+        load(state, storage_reader=reader_of(FolderSystem(place)), **how)
     component.stateful.load_state_dict(state)
 
 
@@ -114,23 +125,3 @@ def _alone_or_not(ranks: Ranks) -> Iterator[dict[str, Any]]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is: that is what no_dist says
         yield {"no_dist": True}
-
-
-def _writer(folder: Folder) -> Any:
-    if isinstance(folder, LocalFolder):
-        from torch.distributed.checkpoint.filesystem import FileSystemWriter
-
-        return FileSystemWriter(folder.path)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-
-    return FsspecWriter(folder.path)
-
-
-def _reader(folder: Folder) -> Any:
-    if isinstance(folder, LocalFolder):
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-        return FileSystemReader(folder.path)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-
-    return FsspecReader(folder.path)

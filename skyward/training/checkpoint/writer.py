@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 
 from ...errors import CheckpointCorrupt, UsageError
 from .folders import Folder, LocalFolder, digest_of_file
+from .hashing import digest_of
 from .manifest import FileEntry
 
 __all__ = ["check_file", "read_state", "write_state"]
@@ -38,8 +41,18 @@ def write_state(folder: Folder, name: str, state: Any, *, kind: str = "torch") -
         if kind == "safetensors":
             _write_safetensors(file, state)
         else:
-            torch.save(state, cast("Any", file))
+            with _without_crc32():
+                torch.save(state, cast("Any", file))
     return file.bytes, file.digest
+
+
+def _without_crc32() -> AbstractContextManager[object]:
+    """torch.save's checksums take as long as the write, and torch.load looks at none: the digest says more."""
+    if hasattr(torch.serialization, "set_crc32_options"):
+        from torch.utils.serialization import config
+
+        return config.patch("save.compute_crc32", False)  # type: ignore[attr-defined, no-any-return]  # this thread's
+    return nullcontext()  # torch before 2.6
 
 
 def check_file(folder: Folder, entry: FileEntry, *, digest: bool = True) -> None:
@@ -48,26 +61,25 @@ def check_file(folder: Folder, entry: FileEntry, *, digest: bool = True) -> None
     try:
         size = folder.size(entry.path)
     except FileNotFoundError:
-        raise CheckpointCorrupt(f"{where}: the manifest names it, and it is not there", path=where) from None
-    if size != entry.bytes:
-        raise CheckpointCorrupt(f"{where}: has {size:,} bytes, and {entry.bytes:,} were written", path=where)
+        raise _missing(where) from None
+    _check_size(where, entry, size)
     if digest and entry.digest:
-        found = digest_of_file(folder, entry.path)
-        if found != entry.digest:
-            raise CheckpointCorrupt(f"{where}: its digest is {found}, and {entry.digest} was written", path=where)
+        _check_digest(where, entry, digest_of_file(folder, entry.path))
 
 
-def read_state(folder: Folder, entry: FileEntry, *, allow_pickle: bool = False) -> Any:
-    """Checks the file, then loads it to the CPU.
+def read_state(
+    folder: Folder, entry: FileEntry, *, beside: Sequence[FileEntry] = (), allow_pickle: bool = False
+) -> Any:
+    """Checks the file, then loads it to the CPU. beside: the component's other files, which an index may name.
 
     Raises: CheckpointCorrupt; UsageError for objects of classes that torch does not load unasked.
     """
-    check_file(folder, entry)
     where = f"{folder.path}/{entry.path}"
+    raw = _checked(folder, entry)
     if entry.format == "safetensors":
-        return _read_safetensors(folder, entry.path)
+        return _read_safetensors(folder, entry.path, raw, {each.path: each for each in beside})
     try:
-        with folder.open(entry.path) as file:
+        with folder.open(entry.path) if raw is None else io.BytesIO(raw) as file:
             return torch.load(file, map_location="cpu", weights_only=not allow_pickle)
     except pickle.UnpicklingError as error:
         if "weights_only" not in str(error).lower() and "weights only" not in str(error).lower():
@@ -79,6 +91,35 @@ def read_state(folder: Folder, entry: FileEntry, *, allow_pickle: bool = False) 
         ) from error
     except (EOFError, RuntimeError) as error:
         raise CheckpointCorrupt(f"{where}: cannot be loaded: {error}", path=where) from error
+
+
+def _checked(folder: Folder, entry: FileEntry) -> bytes | None:
+    """Looks at a file's size and digest. Gives its contents, where it would otherwise cross a network twice."""
+    if isinstance(folder, LocalFolder):
+        check_file(folder, entry)
+        return None
+    where = f"{folder.path}/{entry.path}"
+    raw = folder.read([entry.path]).get(entry.path)
+    if raw is None:
+        raise _missing(where)
+    _check_size(where, entry, len(raw))
+    if entry.digest:
+        _check_digest(where, entry, digest_of(raw))
+    return raw
+
+
+def _missing(where: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(f"{where}: the manifest names it, and it is not there", path=where)
+
+
+def _check_size(where: str, entry: FileEntry, size: int) -> None:
+    if size != entry.bytes:
+        raise CheckpointCorrupt(f"{where}: has {size:,} bytes, and {entry.bytes:,} were written", path=where)
+
+
+def _check_digest(where: str, entry: FileEntry, found: str) -> None:
+    if found != entry.digest:
+        raise CheckpointCorrupt(f"{where}: its digest is {found}, and {entry.digest} was written", path=where)
 
 
 def _write_safetensors(file: Any, state: Any) -> None:
@@ -118,25 +159,28 @@ def _write_safetensors(file: Any, state: Any) -> None:
             file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def _read_safetensors(folder: Folder, name: str) -> dict[str, torch.Tensor]:
+def _read_safetensors(
+    folder: Folder, name: str, raw: bytes | None, beside: Mapping[str, FileEntry]
+) -> dict[str, torch.Tensor]:
+    """raw: the file's contents, where they are here already. beside: other files that are to be checked, by path."""
     from safetensors import safe_open
     from safetensors.torch import load
 
     if name.endswith(".index.json"):
-        with folder.open(name) as file:
-            shards = sorted(set(json.loads(file.read())["weight_map"].values()))
+        text = raw if raw is not None else folder.read([name])[name]
         state: dict[str, torch.Tensor] = {}
-        for shard in shards:
-            state.update(_read_safetensors(folder, shard))
+        for shard in sorted(set(json.loads(text)["weight_map"].values())):
+            path = name.rpartition("/")[0] + "/" + shard if "/" in name else shard
+            known = beside.get(path)
+            state.update(_read_safetensors(folder, path, None if known is None else _checked(folder, known), {}))
         return state
-    if isinstance(folder, LocalFolder):
+    if raw is None and isinstance(folder, LocalFolder):
         # Mapped, then copied: once, and the tensors outlive the file.
         with safe_open(f"{folder.path}/{name}", framework="pt") as mapped:
             state = {each: mapped.get_tensor(each).clone() for each in mapped.keys()}  # noqa: SIM118  # it is no dict
             metadata = mapped.metadata() or {}
     else:
-        with folder.open(name) as file:
-            raw = file.read()
+        raw = raw if raw is not None else folder.read([name])[name]
         state = load(raw)
         length = int.from_bytes(raw[:8], "little")
         metadata = json.loads(raw[8 : 8 + length]).get("__metadata__", {})
