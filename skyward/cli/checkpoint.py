@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,34 +47,47 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION")
     ls = actions.add_parser("ls", help="the whole checkpoints of a run, the oldest first")
     ls.add_argument("output_dir")
-    ls.set_defaults(run=_ls)
+    ls.set_defaults(run=_refusing(_ls))
     show = actions.add_parser("show", help="what a checkpoint is made of")
     show.add_argument("path")
     show.add_argument("--json", action="store_true", help="the manifest as it is")
-    show.set_defaults(run=_show)
+    show.set_defaults(run=_refusing(_show))
     verify = actions.add_parser("verify", help="whether all files are there, as they were written")
     verify.add_argument("path", nargs="+")
     verify.add_argument("--quick", action="store_true", help="compare sizes only")
-    verify.set_defaults(run=_verify)
+    verify.set_defaults(run=_refusing(_verify))
     diff = actions.add_parser("diff", help="how the states of two checkpoints differ")
     diff.add_argument("first")
     diff.add_argument("second")
     diff.add_argument("--allow-pickle", action="store_true", help="load objects of any class: runs code of the files")
-    diff.set_defaults(run=_diff)
+    diff.set_defaults(run=_refusing(_diff))
     migrate = actions.add_parser(
         "migrate", help="write one of an older layout, Hugging Face's or DCP's, as one of ours"
     )
     migrate.add_argument("source")
     migrate.add_argument("target")
     migrate.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="of a component")
-    migrate.set_defaults(run=_migrate, refuse=migrate.error)
+    migrate.set_defaults(run=_refusing(_migrate), refuse=migrate.error)
     export = actions.add_parser("export", help="write components for others to read")
     export.add_argument("source")
     export.add_argument("target")
     export.add_argument("--format", choices=("safetensors", "torch", "dcp"), default="safetensors")
     export.add_argument("--component", action="append", default=[], metavar="KEY", help="default: model")
     export.add_argument("--allow-pickle", action="store_true", help="load objects of any class: runs code of the files")
-    export.set_defaults(run=_export)
+    export.set_defaults(run=_refusing(_export))
+
+
+def _refusing(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """What a disk or store refuses is said, as every other error."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        try:
+            return act(arguments)
+        except OSError as error:
+            print(f"skyward: {error}", file=sys.stderr)
+            return 1
+
+    return run
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
@@ -88,7 +102,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
     rows = []
     for found in checkpoints_in(arguments.output_dir):
-        manifest = manifest_at(folder_at(found.path))
+        manifest = found.manifest if found.manifest.files else manifest_at(folder_at(found.path))
         metrics = manifest.metadata.get("metrics", {})
         shown = " ".join(f"{name}={value:.4g}" for name, value in metrics.items() if isinstance(value, int | float))
         rows.append([found.path, manifest.timestamp[:19], str(manifest.world_size), _size(manifest.total_bytes), shown])

@@ -151,7 +151,7 @@ def folder_at(path: str | os.PathLike[str]) -> Folder:
     if protocol in ("file", "local"):
         return LocalFolder(rest)
     try:
-        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+        from fsspec.core import url_to_fs
 
         system, path = url_to_fs(text)
     except ImportError as error:
