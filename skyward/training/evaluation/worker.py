@@ -5,11 +5,12 @@ until a job's own parts import one.
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,16 @@ class Worker:
     """Keeps models by key and contents by digest. Thread-safe; owns no threads.
 
     Jobs of one cache_key run one after another, as they share a model; others run side by side.
+
+    Args:
+        is_guest: training runs in this process, too: what jobs draw at random is not taken from its generators.
     """
 
-    def __init__(self, *, max_models: int = MAX_MODELS, max_contents: int = MAX_CONTENTS) -> None:
+    def __init__(
+        self, *, max_models: int = MAX_MODELS, max_contents: int = MAX_CONTENTS, is_guest: bool = False
+    ) -> None:
         self._max_models, self._max_contents = max_models, max_contents
+        self._is_guest = is_guest
         self._contents: OrderedDict[str, Any] = OrderedDict()
         self._models: OrderedDict[str, _Kept] = OrderedDict()
         self._changed = threading.Condition()
@@ -99,7 +106,7 @@ class Worker:
         The time of a job begins when it has its model. Raises: what any of the functions raises; a kept model is
         thrown away then, as nobody knows what it is like.
         """
-        with self._model(cache_key) as kept:
+        with self._model(cache_key) as kept, self._apart():
             started_at = time.time()
             if not kept.is_made:
                 kept.model = factory()
@@ -116,6 +123,13 @@ class Worker:
         with self._changed:
             self._models.pop(cache_key, None)
             self._changed.notify_all()
+
+    def _apart(self) -> AbstractContextManager[object]:
+        if not self._is_guest or "torch" not in sys.modules:
+            return nullcontext()
+        from .randomness import OwnGenerators
+
+        return OwnGenerators()
 
     @contextmanager
     def _model(self, cache_key: str | None) -> Iterator[_Kept]:

@@ -40,7 +40,7 @@ class _Here(Seat):
     def __init__(self, number: int, name: str) -> None:
         super().__init__(number)
         self._name = name
-        self._worker = Worker()
+        self._worker = Worker(is_guest=True)
 
     def run(self, job: Job, began: Callable[[], None]) -> Outcome:
         began()

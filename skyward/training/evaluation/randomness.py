@@ -1,0 +1,88 @@
+"""An evaluation beside training, in one process: it draws torch's random numbers without taking them from training.
+
+Generators are the process's, not the thread's: a sampler or a new layer in an evaluation would change what training
+draws next, by when it happens to run. Here functions that take a generator are given one of the evaluation's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["OwnGenerators"]
+
+SEED = 0x5EED
+"""Every evaluation draws the same numbers."""
+_FUNCTIONS = ("bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm")
+_METHODS = (
+    "bernoulli",
+    "bernoulli_",
+    "cauchy_",
+    "exponential_",
+    "geometric_",
+    "log_normal_",
+    "multinomial",
+    "normal_",
+    "random_",
+    "uniform_",
+)
+_INITS = (
+    "kaiming_normal_",
+    "kaiming_uniform_",
+    "normal_",
+    "orthogonal_",
+    "trunc_normal_",
+    "uniform_",
+    "xavier_normal_",
+    "xavier_uniform_",
+)
+_TAKES = {
+    *(getattr(torch, name) for name in _FUNCTIONS),
+    *(getattr(torch.Tensor, name) for name in _METHODS),
+    *(getattr(torch.nn.init, name) for name in _INITS),
+}
+_LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
+
+
+class OwnGenerators(TorchFunctionMode):
+    """Within, in this thread, torch draws from other generators than elsewhere.
+
+    Not covered: `torch.manual_seed`, dropout of a model in training mode, and the generators of Python and numpy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[torch.device, torch.Generator] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _LIKE:
+            return self._like(func, *args, **kwargs)
+        if func in _TAKES and kwargs.get("generator") is None:
+            device = _device_of(args, kwargs)
+            if device.type != "meta":
+                kwargs = {**kwargs, "generator": self._generator(device)}
+        return func(*args, **kwargs)
+
+    def _like(self, func: Any, tensor: Any, **kwargs: Any) -> Any:
+        options = {"dtype": tensor.dtype, "device": tensor.device, **kwargs}
+        device = torch.device(options["device"])
+        if options.pop("memory_format", None) is not None or device.type == "meta":
+            return func(tensor, **kwargs)
+        return _LIKE[func](tensor.shape, generator=self._generator(device), **options)
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._made:
+            self._made[device] = torch.Generator(device).manual_seed(SEED)
+        return self._made[device]
+
+
+def _device_of(args: Any, kwargs: Any) -> torch.device:
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    for each in (*args, kwargs.get("tensor"), kwargs.get("input"), kwargs.get("mean")):
+        if isinstance(each, torch.Tensor):
+            return each.device
+    return torch.get_default_device()
