@@ -24,6 +24,6 @@ _MODULES = {
     "events": ("EVENTS", "Stateful", "TrainerCallback", "TrainerControl", "TrainerState"),
     "trainer": ("DDPTrainer", "EvalPrediction", "PredictionOutput", "TrainOutput", "Trainer"),
 }
-_SUBMODULES = ("evaluation",)
+_SUBMODULES = ("evaluation", "sakura")
 
 __getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, _SUBMODULES)

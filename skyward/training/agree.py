@@ -149,11 +149,14 @@ class TorchRanks:
         return answers
 
 
-def ranks_of_this_process() -> Ranks:
-    """Those of torch's process group where there is one of more than one rank, else `Alone`. Collective."""
+def ranks_of_this_process(*, timeout_s: float = TIMEOUT_S) -> Ranks:
+    """Those of torch's process group where there is one of more than one rank, else `Alone`. Collective.
+
+    timeout_s: how long an exchange of these waits for the slowest rank.
+    """
     import sys
 
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return Alone()
-    return TorchRanks()
+    return TorchRanks(timeout_s=timeout_s)

@@ -38,7 +38,7 @@ from ..events import TrainerControl
 from .json_state import from_json, to_json
 from .model import load_framework, plain, unwrapped, warn_of_silence
 
-__all__ = ["HFCallbacks", "HFTranslation"]
+__all__ = ["HFCallbacks", "HFTranslation", "on_the_stack"]
 
 _log = logging.getLogger(__name__)
 
@@ -218,8 +218,8 @@ class HFTranslation:
         hf = sys.modules.get("transformers.trainer")
         if hf is None:
             return
-        self._trainer = _on_the_stack(hf.Trainer) or self._trainer
-        handler = _on_the_stack(hf.CallbackHandler)
+        self._trainer = on_the_stack(hf.Trainer) or self._trainer
+        handler = on_the_stack(hf.CallbackHandler)
         if handler is None or not any(each is self for each in handler.callbacks):
             _log.warning(
                 "HFCallbacks was not called by a Trainer of transformers: what callbacks add to logs may not reach "
@@ -252,7 +252,7 @@ def _amend(history: list[dict[str, Any]], logs: MutableMapping[str, Any], step: 
             logs[name] = record[name] = plain(value)
 
 
-def _on_the_stack(kind: type) -> Any:
+def on_the_stack(kind: type) -> Any:
     """The nearest caller's `self` of this kind."""
     frame = sys._getframe(1)
     for _ in range(16):

@@ -35,7 +35,7 @@ from ..bus import CallbackHandler
 from .model import load_framework, plain, unwrapped
 from .run import Run, as_eval_metrics
 
-__all__ = ["LightningCallbacks", "LightningTranslation"]
+__all__ = ["LightningCallbacks", "LightningTranslation", "lightning_package"]
 
 _log = logging.getLogger(__name__)
 
@@ -344,10 +344,14 @@ def _differ(before: Any, after: Any) -> bool:
     return before is not after and not bool((before == after).all())
 
 
+def lightning_package() -> str:
+    """The one that is installed: `pytorch_lightning` is Lightning's old name."""
+    is_old = find_spec("lightning") is None and find_spec("pytorch_lightning") is not None
+    return "pytorch_lightning" if is_old else "lightning.pytorch"
+
+
 def _build() -> type:
-    has_old_name_only = find_spec("lightning") is None and find_spec("pytorch_lightning") is not None
-    package = "pytorch_lightning" if has_old_name_only else "lightning.pytorch"
-    base = load_framework(f"{package}.callbacks", extra="lightning").Callback
+    base = load_framework(f"{lightning_package()}.callbacks", extra="lightning").Callback
     body = {"__doc__": LIGHTNINGCALLBACKS_DOC, "__module__": __name__}
     return type("LightningCallbacks", (LightningTranslation, base), body)
 

@@ -38,11 +38,8 @@ _INITS = (
     "xavier_normal_",
     "xavier_uniform_",
 )
-_TAKES = {
-    *(getattr(torch, name) for name in _FUNCTIONS),
-    *(getattr(torch.Tensor, name) for name in _METHODS),
-    *(getattr(torch.nn.init, name) for name in _INITS),
-}
+_TAKES = frozenset((*_FUNCTIONS, *_METHODS, *_INITS))
+"""By name: transformers puts functions of its own into torch.nn.init while it makes a model."""
 _LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 
 
@@ -60,7 +57,7 @@ class OwnGenerators(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _LIKE:
             return self._like(func, *args, **kwargs)
-        if func in _TAKES and kwargs.get("generator") is None:
+        if getattr(func, "__name__", "") in _TAKES and kwargs.get("generator") is None:
             device = _device_of(args, kwargs)
             if device.type != "meta":
                 kwargs = {**kwargs, "generator": self._generator(device)}

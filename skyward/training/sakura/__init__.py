@@ -1,0 +1,18 @@
+"""Evaluation beside training, with the names that users of Sakura know, over `skyward.training.evaluation`.
+
+    from skyward.training.sakura import SakuraHFCallback
+
+    transformers.Trainer(..., callbacks=[SakuraHFCallback(model_factory=..., eval_fn=..., eval_payload=...)])
+
+Names are loaded when they are first used: importing this imports no framework.
+"""
+
+from ..._lazy import lazy_names as _lazy_names
+
+_MODULES = {
+    "hf": ("SakuraHFCallback",),
+    "lightning": ("SakuraLightningCallback",),
+    "trainer": ("SakuraTrainer",),
+}
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)

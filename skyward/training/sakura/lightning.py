@@ -1,0 +1,303 @@
+"""`SakuraLightningCallback`: validations beside a fit of Lightning's.
+
+- When: where Lightning would validate (`check_val_every_n_epoch`, `val_check_interval`); Lightning itself does not.
+- What: the module's own `validation_step` and metrics, by a Trainer of the worker (see `validation`).
+- Logs: the trainer's loggers get a result with the step at which Lightning would have logged it inline, and
+  `callback_metrics` and `logged_metrics` have it from then on.
+- Decisions: `EarlyStopping`, `ModelCheckpoint` and plateau schedulers act once for each result (see `monitors`).
+- Order: what has ended is told at the end of the next epoch; with drain="lazy" after any batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...errors import UsageError
+from ..adapters.lightning import lightning_package
+from ..adapters.model import load_framework
+from ..agree import Ranks, ranks_of_this_process
+from ..callbacks.lines import write_line
+from .monitors import Monitors
+from .ranked import RANKS_TIMEOUT_S, RankedEvaluator
+from .validation import Validation, validate
+
+if TYPE_CHECKING:
+    from ..evaluation import AsyncEvaluator, EvaluationRecord, Timeline
+    from ..snapshot import SnapshotPool
+
+__all__ = ["SakuraLightning", "SakuraLightningCallback"]
+
+
+class SakuraLightning:
+    """What `SakuraLightningCallback` is but for its base class, so that nothing is imported here."""
+
+    def __init__(  # noqa: PLR0913  # keyword-only options
+        self,
+        *,
+        val_loader_factory: Callable[[], Any],
+        model_factory: Callable[[], Any] | None = None,
+        val_compute: Any = None,
+        model_path: str | os.PathLike[str] | None = None,
+        val_options: Mapping[str, Any] | None = None,
+        monitor: str = "val_loss",
+        mode: Literal["min", "max"] = "min",
+        verbose: bool = True,
+        drain: Literal["lazy", "strict"] = "strict",
+        cache_key: str | None = "auto",
+        fp16_state_dict: bool = False,
+        max_pending: int = 4,
+        on_backpressure: Literal["skip", "queue", "block"] = "skip",
+        async_copy: bool = True,
+        on_error: Literal["record", "raise"] = "record",
+        gate: Literal["auto", "always", "sync"] = "auto",
+        timeout_s: float | None = None,
+        max_age_steps: int | None = None,
+        trainable_only: bool | Literal["auto"] = "auto",
+        snapshots: SnapshotPool | None = None,
+        timeline: Timeline | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise UsageError(f"mode={mode!r}: give 'min' or 'max'")
+        self._loader_factory, self._model_factory, self._model_path = val_loader_factory, model_factory, model_path
+        self._monitor, self._mode, self._verbose, self._drain = monitor, mode, verbose, drain
+        self._max_age_steps, self._given_ranks, self._trainable_only = max_age_steps, ranks, trainable_only
+        self._val_options = dict(val_options or {})
+        self._options: dict[str, Any] = {
+            "compute": val_compute,
+            "drain": drain,
+            "fp16_state_dict": fp16_state_dict,
+            "max_pending": max_pending,
+            "on_backpressure": on_backpressure,
+            "async_copy": async_copy,
+            "on_error": on_error,
+            "gate": gate,
+            "timeout_s": timeout_s,
+            "snapshots": snapshots,
+            "timeline": timeline,
+        }
+        if cache_key != "auto":
+            self._options["cache_key"] = cache_key
+        self._beside: RankedEvaluator | None = None
+        self._monitors: Monitors | None = None
+        self._logger_steps: dict[int, int] = {}
+        self.history: list[dict[str, Any]] = []
+        self.records: list[EvaluationRecord] = []
+        self.best_val_loss: float | None = None
+
+    # Lightning's events ----------------------------------------------------------------------------------------------
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if getattr(trainer, "_val_check_time_interval", None) is not None:
+            raise UsageError("val_check_interval: a time is not possible here; give a number of batches, or a fraction")
+        self.close()
+        ranks = self._given_ranks or ranks_of_this_process(timeout_s=RANKS_TIMEOUT_S)
+        self._logger_steps = {}
+        self._beside = RankedEvaluator(
+            lambda: self._evaluator(trainer, pl_module),
+            ranks=ranks,
+            trainable_only=_has_adapters(pl_module) if self._trainable_only == "auto" else self._trainable_only,
+            max_age_steps=self._max_age_steps,
+            where=type(self).__name__,
+        )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._monitors = Monitors(trainer, package=lightning_package())
+        self._monitors.attach()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._watching.hold_schedulers()
+        is_due = _is_due_after_batch(trainer, batch_idx)
+        if is_due:
+            # Lightning counts this batch when its callbacks have had it.
+            self._submit(trainer, logger_step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+        if is_due or self._drain == "lazy":
+            self._report(trainer, self._met.poll(step=trainer.global_step))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._watching.hold_schedulers()
+        if _is_due_after_epoch(trainer):
+            self._submit(trainer, logger_step=trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
+        self._report(trainer, self._met.poll(step=trainer.global_step))
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._report(trainer, self._met.drain(step=trainer.global_step))
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.close()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.close()
+
+    # A user's --------------------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Evaluations that have been asked for, and not been told of yet."""
+        return 0 if self._beside is None else self._beside.open
+
+    def close(self) -> None:
+        """Ends what this object has started, and gives hooks back. Called when a fit ends, however it ends."""
+        if self._monitors is not None:
+            self._monitors.detach()
+            self._monitors = None
+        if self._beside is not None:
+            self._beside.close()
+            self._beside = None
+
+    # Within ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _met(self) -> RankedEvaluator:
+        if self._beside is None:
+            raise UsageError(f"{type(self).__name__}: no fit is under way")
+        return self._beside
+
+    @property
+    def _watching(self) -> Monitors:
+        if self._monitors is None:
+            raise UsageError(f"{type(self).__name__}: no fit is under way")
+        return self._monitors
+
+    def _evaluator(self, trainer: Any, module: Any) -> AsyncEvaluator:
+        from ..evaluation import AsyncEvaluator, BestModel
+
+        best = None
+        if self._model_path is not None:
+            best = BestModel(self._model_path, self._monitor, greater_is_better=self._mode == "max")
+        options: dict[str, Any] = {"precision": trainer.precision}
+        if self._options["compute"] is None and trainer.strategy.root_device.type == "cpu":
+            options["accelerator"] = "cpu"
+        options |= self._val_options
+        return AsyncEvaluator(
+            self._model_factory or _factory_of(module),
+            validate,
+            Validation(loaders=self._loader_factory, options=options, package=lightning_package()),
+            best=best,
+            **self._options,
+        )
+
+    def _submit(self, trainer: Any, *, logger_step: int) -> None:
+        step = trainer.global_step
+        if step in self._logger_steps:  # of accumulated batches none has changed the weights since
+            return
+        self._logger_steps[step] = logger_step
+        self._watching.asked(step=step)
+        self._met.submit(trainer.strategy.model, step=step, epoch=float(trainer.current_epoch))
+
+    def _report(self, trainer: Any, records: list[EvaluationRecord]) -> None:
+        for record in records:
+            self.records.append(record)
+            row = {**record.row(), "worker_name": record.worker}
+            row["epoch"] = None if record.epoch is None else int(record.epoch)
+            if record.status == "skipped":
+                row["skipped"] = True
+            self.history.append(row)
+            if self._verbose and trainer.is_global_zero:
+                write_line(_line(record))
+            if record.status in ("ok", "late"):
+                self._log(trainer, record)
+            if record.status == "ok":
+                self._decide(trainer, record)
+            else:
+                self._watching.forget(record.step)
+
+    def _log(self, trainer: Any, record: EvaluationRecord) -> None:
+        metrics = {**record.metrics, "epoch": int(record.epoch or 0)}
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics=metrics, step=self._logger_steps[record.step])
+            logger.save()
+
+    def _decide(self, trainer: Any, record: EvaluationRecord) -> None:
+        import torch
+
+        score = record.metrics.get(self._monitor)
+        is_better = score is not None and (
+            self.best_val_loss is None
+            or (score < self.best_val_loss if self._mode == "min" else score > self.best_val_loss)
+        )
+        if is_better:
+            self.best_val_loss = score
+        metrics = {name: torch.tensor(value) for name, value in record.metrics.items()}
+        trainer.callback_metrics.update(metrics)
+        trainer.logged_metrics.update(metrics)
+        self._watching.told(metrics, step=record.step, epoch=int(record.epoch or 0))
+
+
+def _factory_of(module: Any) -> Callable[[], Any]:
+    kind: Any = type(module)
+    known = dict(getattr(module, "hparams", None) or {})
+    try:
+        inspect.signature(kind).bind(**known)
+    except TypeError as error:
+        raise UsageError(
+            f"model_factory: {kind.__name__} cannot be made without arguments ({error}); give a function that makes "
+            "it, or call self.save_hyperparameters() in its __init__"
+        ) from None
+    return partial(kind, **known)
+
+
+def _has_adapters(module: Any) -> bool:
+    """Whether a model of PEFT is in it: then only what is trained travels."""
+    return any(hasattr(each, "peft_config") for each in module.modules())
+
+
+def _is_due_after_epoch(trainer: Any) -> bool:
+    every = trainer.check_val_every_n_epoch
+    if every is None or (trainer.current_epoch + 1) % every:
+        return False
+    return trainer.val_check_batch == float("inf") or _is_once_an_epoch(trainer)
+
+
+def _is_due_after_batch(trainer: Any, batch_idx: int) -> bool:
+    every, batches = trainer.check_val_every_n_epoch, trainer.val_check_batch
+    if batches == float("inf") or (every is not None and _is_once_an_epoch(trainer)):
+        return False
+    if every is not None and (trainer.current_epoch + 1) % every:
+        return False
+    done = trainer.fit_loop.total_batch_idx if every is None else batch_idx
+    return bool((done + 1) % batches == 0)
+
+
+def _is_once_an_epoch(trainer: Any) -> bool:
+    return bool(trainer.val_check_batch >= trainer.num_training_batches)
+
+
+def _line(record: EvaluationRecord) -> str:
+    where = f"validation of step {record.step}, epoch {int(record.epoch or 0)}"
+    if record.status in ("skipped", "failed"):
+        return f"{where}: {record.status}: {record.error}"
+    told = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
+    late = ", too late to decide anything" if record.status == "late" else ""
+    return f"{where}: {told} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"
+
+
+def _build() -> type:
+    base = load_framework(f"{lightning_package()}.callbacks", extra="lightning").Callback
+    body = {"__doc__": SAKURALIGHTNINGCALLBACK_DOC, "__module__": __name__}
+    return type("SakuraLightningCallback", (SakuraLightning, base), body)
+
+
+SAKURALIGHTNINGCALLBACK_DOC = """What `SakuraTrainer` does, as a callback of a Trainer of your own.
+
+    Give that Trainer `limit_val_batches=0`, or it validates, too. Arguments and results are `SakuraTrainer`'s;
+    val_loader_factory is required, and val_options are arguments of the worker's Trainer (limit_val_batches, ...).
+    """
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback as _Callback
+
+    class SakuraLightningCallback(SakuraLightning, _Callback):  # type: ignore[misc]  # its base is Any to mypy here
+        __doc__ = SAKURALIGHTNINGCALLBACK_DOC
+
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name != "SakuraLightningCallback":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = built = _build()
+        return built

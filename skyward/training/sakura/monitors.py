@@ -1,0 +1,156 @@
+"""Lightning's callbacks that wait for a metric, when it comes from beside training: steps later, if at all.
+
+`EarlyStopping`, `ModelCheckpoint` and schedulers of the ReduceLROnPlateau kind look at `trainer.callback_metrics` at
+the end of an epoch: there they would find nothing, or count an old value again. While a fit runs, those that monitor
+what evaluations give act once for each result instead. For a ModelCheckpoint the checkpoint is written when the
+evaluation is asked for, under a name that begins with a dot; the result says whether it gets its place among the best
+or is removed. So it has the weights that were scored.
+
+A metric is taken for one of ours when an evaluation has given it, or when training has not logged it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+__all__ = ["Monitors"]
+
+_STOPPERS_HOOKS = ("on_train_epoch_end", "on_validation_end")
+_SAVERS_HOOKS = ("on_train_batch_end", "on_train_epoch_end", "on_validation_end")
+
+
+class Monitors:
+    """Those of one fit. Between `attach` and `detach` hooks of the trainer's callbacks are ours.
+
+    package: Lightning's, "lightning.pytorch".
+    """
+
+    def __init__(self, trainer: Any, *, package: str) -> None:
+        from importlib import import_module
+
+        callbacks = import_module(f"{package}.callbacks")
+        self._trainer = trainer
+        self._stoppers = [each for each in trainer.callbacks if isinstance(each, callbacks.EarlyStopping)]
+        savers = [each for each in trainer.callbacks if isinstance(each, callbacks.ModelCheckpoint)]
+        self._savers = [each for each in savers if each.monitor is not None]
+        self._names: set[str] = set()
+        self._waiting: dict[int, list[tuple[Any, str]]] = {}
+        self._frequencies: list[tuple[Any, int]] = []
+        self._undo = ExitStack()
+        self._hooks: dict[tuple[int, str], Callable[..., Any]] = {}
+
+    def attach(self) -> None:
+        for owners, hooks in ((self._stoppers, _STOPPERS_HOOKS), (self._savers, _SAVERS_HOOKS)):
+            for owner in owners:
+                for hook in hooks:
+                    self._guard(owner, hook)
+
+    def detach(self) -> None:
+        """Gives everything back. Candidates without a result are removed; in a fit that ended, all ranks call it."""
+        self._undo.close()
+        for config, frequency in self._frequencies:
+            config.frequency = frequency
+        self._frequencies = []
+
+    def forget(self, step: int) -> None:
+        """No result will come for this step."""
+        for _, path in self._waiting.pop(step, []):
+            self._remove(path)
+
+    def hold_schedulers(self) -> None:
+        """Lightning would raise where the metric of a plateau scheduler is not there yet."""
+        held = {id(config) for config, _ in self._frequencies}
+        for config in self._trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau and id(config) not in held and self.is_ours(config.monitor):
+                self._frequencies.append((config, config.frequency))
+                config.frequency = sys.maxsize
+        for config, frequency in self._frequencies:
+            if not self.is_ours(config.monitor):
+                config.frequency = frequency
+        self._frequencies = [each for each in self._frequencies if self.is_ours(each[0].monitor)]
+
+    def is_ours(self, name: str) -> bool:
+        return name in self._names or name not in self._trainer.callback_metrics
+
+    def asked(self, *, step: int) -> None:
+        """An evaluation of the weights of this step has been asked for. Collective, as saving is."""
+        epoch = self._trainer.current_epoch + 1
+        for saver in self._savers:
+            every = saver.every_n_epochs
+            if not self.is_ours(saver.monitor) or saver.save_top_k == 0 or (every and epoch % every):
+                continue
+            path = os.path.join(saver.dirpath or "", f".evaluated-{step}{saver.FILE_EXTENSION}")
+            self._trainer.save_checkpoint(path, saver.save_weights_only)
+            self._waiting.setdefault(step, []).append((saver, path))
+
+    def told(self, metrics: dict[str, Any], *, step: int, epoch: int) -> None:
+        """The result for a step; `callback_metrics` has it already. Raises: what those that monitor raise."""
+        self._names |= set(metrics)
+        trainer = self._trainer
+        for stopper in self._stoppers:
+            if self.is_ours(stopper.monitor):
+                for hook in _STOPPERS_HOOKS:  # it listens to one of them
+                    self._hooks[id(stopper), hook](trainer, trainer.lightning_module)
+        for saver, path in self._waiting.pop(step, []):
+            self._place(saver, path, metrics, step=step, epoch=epoch)
+        for config, frequency in self._frequencies:
+            if config.monitor in metrics and (config.interval == "step" or (epoch + 1) % frequency == 0):
+                trainer.lightning_module.lr_scheduler_step(config.scheduler, metrics[config.monitor])
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _guard(self, owner: Any, hook: str) -> None:
+        original = getattr(owner, hook)
+        self._hooks[id(owner), hook] = original
+
+        def guarded(trainer: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.is_ours(owner.monitor):
+                return original(trainer, module, *args, **kwargs)
+            if hook == "on_train_epoch_end" and getattr(owner, "save_last", None):
+                owner._save_last_checkpoint(trainer, owner._monitor_candidates(trainer))
+            return None
+
+        own = vars(owner).get(hook)
+        setattr(owner, hook, guarded)
+        self._undo.callback(delattr, owner, hook) if own is None else self._undo.callback(setattr, owner, hook, own)
+
+    def _place(self, saver: Any, path: str, metrics: dict[str, Any], *, step: int, epoch: int) -> None:
+        """The checkpoint that was written for a step to where `saver` puts one of this score, if it does."""
+        import torch
+
+        trainer, is_placed = self._trainer, False
+        own = vars(trainer).get("save_checkpoint")
+
+        def save_checkpoint(filepath: Any, *_: Any, **__: Any) -> None:
+            nonlocal is_placed
+            is_placed = True
+            if trainer.is_global_zero:
+                _files(path).mv(path, os.fspath(filepath), recursive=True)
+            trainer.strategy.barrier()
+
+        candidates = {**trainer.callback_metrics, **metrics}
+        candidates |= {"epoch": torch.tensor(epoch), "step": torch.tensor(step)}
+        trainer.save_checkpoint = save_checkpoint
+        try:
+            saver._save_topk_checkpoint(trainer, candidates)
+        finally:
+            if own is None:
+                del trainer.save_checkpoint
+            else:
+                trainer.save_checkpoint = own
+            if not is_placed:
+                self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        if self._trainer.is_global_zero and _files(path).exists(path):
+            _files(path).rm(path, recursive=True)
+
+
+def _files(path: str) -> Any:
+    from importlib import import_module
+
+    return import_module("fsspec.core").url_to_fs(path)[0]
