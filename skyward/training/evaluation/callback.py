@@ -1,0 +1,183 @@
+"""Evaluation beside training as a callback: of our Trainer, and by the adapters of others."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...errors import UsageError
+from ..agree import Ranks
+from ..events import TrainerCallback
+from .evaluator import AsyncEvaluator
+from .ranks import submit_model
+from .records import EvaluationRecord
+from .stopping import EarlyStopping
+
+if TYPE_CHECKING:
+    from ..bus import CallbackHandler
+
+__all__ = ["AsyncEvaluation"]
+
+_log = logging.getLogger(__name__)
+
+
+class AsyncEvaluation(TrainerCallback):
+    """Has copies of the model scored beside training, and logs what comes back at the step that was scored.
+
+        Trainer(model, args, train_dataset=data, callbacks=[
+            AsyncEvaluation(make_model, score, held_out, eval_strategy="steps", eval_steps=100, compute="subprocess"),
+        ]).train()
+
+    Metrics go to `state.log_history` and, as `on_log`, to the run's callbacks, with a state whose `global_step` is the
+    evaluated step; names get a leading "eval_". `on_evaluate` is not fired: what looks into the model then would find
+    another one. In a world of several ranks they are told when something is logged, at ends of epochs and at the end.
+
+    Args:
+        model_factory, eval_fn, payload: as `AsyncEvaluator`'s.
+        eval_strategy: "epoch" or "steps".
+        eval_steps: optimizer steps from one evaluation to the next; None: the run's own `eval_steps`.
+        trainable_only: as `model_state`'s.
+        stop_on: a metric whose getting worse ends training, by `patience` evaluations in a row that are not better by
+            more than `threshold`. Late metrics count for nothing: give `max_age_steps`.
+        drain_timeout_s: what has not ended so long after the last step is cancelled; None: it is waited for.
+        options: every other option of `AsyncEvaluator`: compute, best, gate, on_backpressure, max_age_steps, ...
+
+    Raises: UsageError.
+    """
+
+    collective_events = frozenset({"on_log", "on_epoch_end", "on_train_end"})
+
+    def __init__(
+        self,
+        model_factory: Callable[[], Any],
+        eval_fn: Callable[[Any, Any], Any],
+        payload: Any = None,
+        *,
+        eval_strategy: Literal["epoch", "steps"] = "epoch",
+        eval_steps: int | None = None,
+        trainable_only: bool | Literal["auto"] = "auto",
+        stop_on: str | None = None,
+        patience: int = 3,
+        threshold: float = 0.0,
+        greater_is_better: bool | None = None,
+        drain_timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        if eval_strategy not in ("epoch", "steps"):
+            raise UsageError(f"AsyncEvaluation: eval_strategy={eval_strategy!r}; it is 'epoch' or 'steps'")
+        for field, value in (("eval_steps", eval_steps), ("patience", patience)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UsageError(f"AsyncEvaluation: {field}={value!r}; it is a whole number >= 1")
+        self._parts, self._options = (model_factory, eval_fn, payload), options
+        self._strategy, self._eval_steps, self._trainable_only = eval_strategy, eval_steps, trainable_only
+        self._drain_timeout_s = drain_timeout_s
+        self._stopping = (
+            None
+            if stop_on is None
+            else EarlyStopping(stop_on, patience=patience, threshold=threshold, greater_is_better=greater_is_better)
+        )
+        self.evaluator: AsyncEvaluator | None = None
+        """Rank 0's, while a run is on; None elsewhere."""
+        self.history: list[EvaluationRecord] = []
+        """Of all records so far, on every rank; a resumed run's goes on."""
+        self._bus: CallbackHandler | None = None
+        self._submitted_at: int | None = None
+        self._is_reporting = False
+
+    def join(self, bus: CallbackHandler) -> None:
+        """The run's callbacks, to which metrics are logged."""
+        self._bus = bus
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, ranks: Ranks, **kwargs: Any) -> None:
+        self.close()
+        if ranks.rank == 0:
+            self.evaluator = AsyncEvaluator(*self._parts, **self._options)
+
+    def on_step_end(self, state: Any, ranks: Ranks, control: Any, **kwargs: Any) -> None:
+        if self._strategy == "steps" and state.global_step % self._every(state) == 0:
+            self._submit(state, ranks, kwargs)
+        if ranks.world_size == 1:
+            self._report(state, ranks, control, kwargs)
+
+    def on_epoch_end(self, state: Any, ranks: Ranks, control: Any, **kwargs: Any) -> None:
+        if self._strategy == "epoch":
+            self._submit(state, ranks, kwargs)
+        self._report(state, ranks, control, kwargs)
+
+    def on_log(self, state: Any, ranks: Ranks, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if ranks.world_size > 1 and not self._is_reporting:
+            self._report(state, ranks, control, kwargs)
+
+    def on_train_end(self, state: Any, ranks: Ranks, control: Any, **kwargs: Any) -> None:
+        self._report(state, ranks, control, kwargs, is_last=True)
+        self.close()
+
+    def close(self) -> None:
+        """Ends what is open. A run that raises calls it, too."""
+        evaluator, self.evaluator = self.evaluator, None
+        if evaluator is not None:
+            evaluator.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "history": [asdict(each) for each in self.history],
+            "stopping": None if self._stopping is None else self._stopping.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
+        self.history = [EvaluationRecord(**each) for each in state_dict["history"]]
+        if self._stopping is not None and state_dict["stopping"] is not None:
+            self._stopping.load_state_dict(state_dict["stopping"])
+
+    # Within ----------------------------------------------------------------------------------------------------------
+
+    def _every(self, state: Any) -> int:
+        return self._eval_steps or max(1, int(state.eval_steps or 0))
+
+    def _submit(self, state: Any, ranks: Ranks, context: Mapping[str, Any]) -> None:
+        if self._submitted_at == state.global_step:
+            return
+        self._submitted_at = state.global_step
+        submit_model(
+            self.evaluator,
+            context["model"],
+            ranks=ranks,
+            step=state.global_step,
+            epoch=state.epoch,
+            trainable_only=self._trainable_only,
+        )
+
+    def _report(
+        self, state: Any, ranks: Ranks, control: Any, context: Mapping[str, Any], *, is_last: bool = False
+    ) -> None:
+        """What has ended since the last time, told to all ranks."""
+        records: list[EvaluationRecord] = []
+        if self.evaluator is not None:
+            step = state.global_step
+            records = self.evaluator.drain(self._drain_timeout_s) if is_last else self.evaluator.collect(step=step)
+        for record in ranks.share(records):
+            self.history.append(record)
+            if record.metrics:
+                self._log(record, state, control, context)
+            if self._stopping is not None and self._stopping.observe(record) and not is_last:
+                _log.info("training stops at step %d, by the evaluation of step %d", state.global_step, record.step)
+                control.should_training_stop = control.should_save = True
+
+    def _log(self, record: EvaluationRecord, state: Any, control: Any, context: Mapping[str, Any]) -> None:
+        metrics = {name if name.startswith("eval_") else f"eval_{name}": each for name, each in record.metrics.items()}
+        logs = {**metrics, "epoch": record.epoch}
+        state.log_history.append({**logs, "step": record.step})
+        if self._bus is None:
+            return
+        then = copy.copy(state)
+        then.global_step, then.epoch = record.step, record.epoch
+        self._is_reporting = True
+        try:
+            self._bus.fire("on_log", control=control, **{**context, "state": then, "logs": logs})
+        finally:
+            self._is_reporting = False
