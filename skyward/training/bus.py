@@ -67,7 +67,7 @@ class CallbackHandler:
     # Which callbacks there are ---------------------------------------------------------------------------------------
 
     def add(self, callback: object) -> None:
-        """Appends one, or a class of one."""
+        """Appends one, or a class of one. One that fires events itself gets this object by its `join_bus`."""
         made = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(made, event, None)) for event in EVENTS) and not isinstance(made, Stateful):
             raise UsageError(
@@ -83,6 +83,9 @@ class CallbackHandler:
                 )
         self._callbacks.append(made)
         self._index = None
+        join = getattr(made, "join_bus", None)
+        if callable(join):
+            join(self)
 
     def pop(self, callback: object) -> object | None:
         """Removes one, or the first of a class. Gives it; None where there is none."""

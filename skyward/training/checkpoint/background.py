@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...errors import CheckpointSaveFailed
 from ..agree import Alone, Ranks, TorchRanks
-from ..snapshot import Snapshot, SnapshotPool
+from ..snapshot import Snapshot, SnapshotPool, common_pool
 from .saving import SaveRequest, perform_save
 
 __all__ = ["BackgroundSaves", "OnBusy"]
@@ -29,7 +29,7 @@ class BackgroundSaves:
     def __init__(self, ranks: Ranks, *, pool: SnapshotPool | None = None) -> None:
         self._ranks = ranks
         self._own: Ranks = TorchRanks() if ranks.world_size > 1 else Alone()
-        self._pool = pool or SnapshotPool()
+        self._pool = pool or common_pool()
         self._thread: threading.Thread | None = None
         self._path: str | None = None
         self._error: BaseException | None = None
@@ -63,7 +63,7 @@ class BackgroundSaves:
         )
         # Before the copy: one that starts holds the interpreter for its first milliseconds, and would do so at once.
         self._thread.start()
-        taken.fill(lambda: self._pool.take(states_here()))
+        taken.fill(lambda: self._pool.take(states_here(), moment=request.about.get("step")))
         return True
 
     def poll(self) -> str | None:

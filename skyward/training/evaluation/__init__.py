@@ -9,6 +9,7 @@ from ..._lazy import lazy_names as _lazy_names
 
 _MODULES = {
     "best": ("BestModel",),
+    "callback": ("AsyncEvaluation",),
     "dispatcher": ("Content", "Dispatcher", "Job", "Outcome"),
     "evaluator": ("AsyncEvaluator",),
     "load": ("load_torch", "load_trainable", "load_weights"),

@@ -1,6 +1,7 @@
 """What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
 
 from .best import BestModel as BestModel
+from .callback import AsyncEvaluation as AsyncEvaluation
 from .dispatcher import Content as Content
 from .dispatcher import Dispatcher as Dispatcher
 from .dispatcher import Job as Job

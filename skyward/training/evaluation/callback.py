@@ -87,14 +87,23 @@ class AsyncEvaluation(TrainerCallback):
         self._submitted_at: int | None = None
         self._is_reporting = False
 
-    def join(self, bus: CallbackHandler) -> None:
+    @property
+    def state_key(self) -> str:
+        """Two in a run need a `name` (an option of AsyncEvaluator) of their own."""
+        name = self._options.get("name")
+        return "AsyncEvaluation" if name is None else f"AsyncEvaluation.{name}"
+
+    def join_bus(self, bus: CallbackHandler) -> None:
         """The run's callbacks, to which metrics are logged."""
         self._bus = bus
 
     # Events ----------------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, ranks: Ranks, **kwargs: Any) -> None:
+    def on_train_begin(self, state: Any, ranks: Ranks, **kwargs: Any) -> None:
         self.close()
+        self._submitted_at = None
+        if state.global_step == 0:
+            self.history = []
         if ranks.rank == 0:
             self.evaluator = AsyncEvaluator(*self._parts, **self._options)
 

@@ -75,7 +75,7 @@ class AsyncEvaluator:
         timeout_s: seconds that an evaluation may run; None: no limit, and `drain` waits as long.
         max_age_steps: metrics that come when training is further ahead than this are recorded as "late".
         load: (model, state) -> None. None: torch's state dicts and Keras's lists of weights.
-        snapshots: where copies are taken, so that their buffers are shared; None: buffers of its own.
+        snapshots: where copies are taken; None: where asynchronous checkpoints of this process take theirs.
         best: keeps the weights that were scored best.
         timeline: gets what happened when.
         name: for logs and threads.
@@ -213,7 +213,9 @@ class AsyncEvaluator:
 
     # What the training thread does -----------------------------------------------------------------------------------
 
-    def submit(self, state: Any, *, step: int, epoch: float | None = None) -> EvaluationRecord | None:
+    def submit(
+        self, state: Any, *, step: int, epoch: float | None = None, shares_copy: bool = False
+    ) -> EvaluationRecord | None:
         """Has the weights of `step` evaluated. The training thread copies them here, and goes on.
 
         Args:
@@ -221,6 +223,8 @@ class AsyncEvaluator:
                 either, which is not called where this evaluation is skipped.
             step: optimizer steps that these weights have made, never less than before.
             epoch: for the record.
+            shares_copy: what an asynchronous checkpoint of this step has copied already is not copied again, and the
+                other way round, unless it was written meanwhile (through `.data`, that is not seen).
 
         Returns: the record, where it is known already (skipped; or training waited for it); else None. Either way it
             comes out of `collect`, once.
@@ -245,7 +249,7 @@ class AsyncEvaluator:
             self._interval_at = None  # an interval without an evaluation tells the gate nothing
             self._left_at = time.time()
             return skipped
-        snapshot, submitted_at = self._take(state, step)
+        snapshot, submitted_at = self._take(state, step, step if shares_copy else None)
         evaluation = Evaluation(
             step=step, epoch=epoch, snapshot_id=snapshot_id, submitted_at=submitted_at, snapshot=snapshot
         )
@@ -313,11 +317,11 @@ class AsyncEvaluator:
             assert each.record is not None
             self.history.append(each.record)
 
-    def _take(self, state: Any, step: int) -> tuple[Taken, float]:
+    def _take(self, state: Any, step: int, moment: int | None) -> tuple[Taken, float]:
         began = time.time()
         if callable(state):
             state = state()
-        snapshot = self._taker.take(state, waits=not self._async_copy)
+        snapshot = self._taker.take(state, waits=not self._async_copy, moment=moment)
         if self._timeline is not None:
             self._timeline.add("snapshot", f"step {step}", began, time.time(), step=step)
         return snapshot, began

@@ -23,6 +23,8 @@ def submit_model(
 ) -> EvaluationRecord | None:
     """`evaluator.submit` of a torch model, as rank 0 decides. All ranks call it; a skipped one gathers nothing.
 
+    A copy that an asynchronous checkpoint of this step has is not made again.
+
     Args:
         evaluator: rank 0's; None on the others.
 
@@ -31,7 +33,9 @@ def submit_model(
     if ranks.world_size == 1 or not is_sharded(model):
         if evaluator is None:
             return None
-        return evaluator.submit(lambda: model_state(model, trainable_only=trainable_only), step=step, epoch=epoch)
+        return evaluator.submit(
+            lambda: model_state(model, trainable_only=trainable_only), step=step, epoch=epoch, shares_copy=True
+        )
     if evaluator is None:
         if ranks.share(False):
             model_state(model, trainable_only=trainable_only)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
@@ -27,25 +27,30 @@ class Taker:
     """Takes snapshots of states, of tensors or of arrays. For one thread.
 
     Args:
-        pool: for tensors; None makes one.
-        keep: sets of free buffers of what is made here.
+        pool: for tensors; None is the common one.
+        keep: sets of free buffers that stay.
     """
 
     def __init__(self, pool: SnapshotPool | None, *, keep: int) -> None:
         self._tensors, self._arrays = pool, cast("ArraySnapshotPool | None", None)
         self._keep = keep
 
-    def take(self, state: Any, *, waits: bool) -> Taken:
-        """A true copy, or one more reference of a snapshot. waits: until the device has copied."""
+    def take(self, state: Any, *, waits: bool, moment: Hashable = None) -> Taken:
+        """A true copy, or one more reference of a snapshot.
+
+        Args:
+            waits: until the device has copied.
+            moment: as `SnapshotPool.take`'s.
+        """
         if is_snapshot(state):
             return cast(Taken, state.retain())
         if not _holds_tensors(state):
             return self._array_pool().take(state)
         if self._tensors is None:
-            from ..snapshot import SnapshotPool
+            from ..snapshot import common_pool
 
-            self._tensors = SnapshotPool(keep=self._keep)
-        taken = self._tensors.take(state)
+            self._tensors = common_pool(keep=self._keep)
+        taken = self._tensors.take(state, moment=moment)
         if waits:
             _ = taken.state
         return taken

@@ -4,3 +4,4 @@ from .arrays import ArraySnapshot as ArraySnapshot
 from .arrays import ArraySnapshotPool as ArraySnapshotPool
 from .take import Snapshot as Snapshot
 from .take import SnapshotPool as SnapshotPool
+from .take import common_pool as common_pool

@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
 from ..checkpoint.leaves import local_of, map_leaves
 
-__all__ = ["Snapshot", "SnapshotPool"]
+__all__ = ["Snapshot", "SnapshotPool", "common_pool"]
 
-_Spec = tuple[tuple[tuple[int, ...], torch.dtype, str], ...]
+_Kind = tuple[tuple[int, ...], torch.dtype, str]
+"""Shape, dtype and type of device: what a buffer is for."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_FORGOTTEN_AFTER = 16
+"""Takes in which nothing of a kind was copied: then its free buffers go."""
 
 
 class Snapshot:
@@ -29,9 +36,14 @@ class Snapshot:
     """
 
     def __init__(
-        self, pool: SnapshotPool, state: Any, spec: _Spec, buffers: list[torch.Tensor], events: list[Any]
+        self,
+        pool: SnapshotPool,
+        state: Any,
+        own: list[tuple[_Kind, torch.Tensor]],
+        events: list[Any],
+        lent: list[Snapshot],
     ) -> None:
-        self._pool, self._state, self._spec, self._buffers, self._events = pool, state, spec, buffers, events
+        self._pool, self._state, self._own, self._events, self._lent = pool, state, own, events, lent
         self._references = 1
         self._lock = threading.Lock()
 
@@ -68,24 +80,44 @@ class Snapshot:
         if is_last:
             for event in self._events:
                 event.synchronize()  # or the next one's copy could meet this one's
-            self._pool._give_back(self._spec, self._buffers)
-            self._state, self._buffers = None, []
+            self._pool._give_back(self, self._own)
+            lent, self._lent = self._lent, []
+            self._state, self._own = None, []
+            for each in lent:
+                each.release()
 
 
 class SnapshotPool:
-    """Takes snapshots. keep: how many sets of free buffers of the same shapes stay for the next ones, at least 1."""
+    """Takes snapshots. keep: how many free buffers stay for each tensor of a state, at least 1.
+
+    `take` is for one thread at a time; snapshots are read and released in any.
+    """
 
     def __init__(self, *, keep: int = 2) -> None:
         self._keep = keep
-        self._free: dict[_Spec, list[list[torch.Tensor]]] = {}
+        self._free: dict[_Kind, list[torch.Tensor]] = {}
+        self._most: dict[_Kind, int] = {}
+        """Tensors of a kind in one state."""
+        self._used: dict[_Kind, int] = {}
+        """The number of the take that had the kind last."""
+        self._takes = 0
         self._streams: dict[torch.device, Any] = {}
+        self._moment: Hashable = None
+        self._copies: dict[Any, _Copy] = {}
+        """Of this moment."""
         self._lock = threading.Lock()
 
-    def take(self, state: Any) -> Snapshot:
+    def take(self, state: Any, *, moment: Hashable = None) -> Snapshot:
         """Copies every tensor of a nested state, once each where it has several names, and deep-copies the rest.
 
         On CUDA it returns when the copies are queued: what the current stream did before is in them, and what it does
         afterwards waits for them. On the CPU they are done.
+
+        Args:
+            moment: such as the step of a run. What a snapshot of the same moment has that is still held, and has not
+                been written since, is not copied again: a checkpoint and an evaluation of one step share one copy.
+                Writes are those that torch counts; what is written through `.data` at the same moment is not seen.
+                None: all is copied.
         """
         sources: list[torch.Tensor] = []
         places: dict[Any, int] = {}
@@ -105,11 +137,21 @@ class SnapshotPool:
 
         with torch.no_grad():
             shape = map_leaves(state, found)
-            spec = tuple((tuple(each.shape), each.dtype, each.device.type) for each in sources)
-            buffers = self._buffers(spec)
-            events = self._copy(buffers, sources)
-            taken = map_leaves(shape, lambda leaf: leaf.filled(buffers) if isinstance(leaf, _Place) else leaf)
-        return Snapshot(self, taken, spec, buffers, events)
+            lent, buffers = self._lent(moment, list(places), sources)
+            kinds = [(tuple(each.shape), each.dtype, each.device.type) for each in sources]
+            new = [at for at, buffer in enumerate(buffers) if buffer is None]
+            own = self._buffers([kinds[at] for at in new])
+            for at, buffer in zip(new, own, strict=True):
+                buffers[at] = buffer
+            events = self._copy(own, [sources[at] for at in new])
+            events += [event for each in lent for event in each._events]
+            whole = cast("list[torch.Tensor]", buffers)
+            taken = map_leaves(shape, lambda leaf: leaf.filled(whole) if isinstance(leaf, _Place) else leaf)
+        snapshot = Snapshot(self, taken, [(kinds[at], whole[at]) for at in new], events, lent)
+        if moment is not None:
+            identities = list(places)
+            self._remember(snapshot, {identities[at]: (sources[at], whole[at]) for at in new})
+        return snapshot
 
     def clear(self) -> None:
         """Frees the buffers that no snapshot uses."""
@@ -118,19 +160,59 @@ class SnapshotPool:
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _buffers(self, spec: _Spec) -> list[torch.Tensor]:
+    def _lent(
+        self, moment: Hashable, identities: list[Any], sources: list[torch.Tensor]
+    ) -> tuple[list[Snapshot], list[torch.Tensor | None]]:
+        """Copies that snapshots of this moment have, and those snapshots, retained."""
         with self._lock:
-            free = self._free.get(spec)
-            if free:
-                return free.pop()
-        return [torch.empty(shape, dtype=dtype, device="cpu", pin_memory=kind == "cuda") for shape, dtype, kind in spec]
+            if moment is None or moment != self._moment:
+                self._moment, self._copies = moment, {}
+            copies = dict(self._copies)
+        lenders: dict[int, Snapshot] = {}
+        buffers: list[torch.Tensor | None] = []
+        for identity, source in zip(identities, sources, strict=True):
+            known = copies.get(identity)
+            if known is None or known.version != _version(source) or not _is_held(known.snapshot, lenders):
+                buffers.append(None)
+            else:
+                buffers.append(known.buffer)
+        return list(lenders.values()), buffers
 
-    def _give_back(self, spec: _Spec, buffers: list[torch.Tensor]) -> None:
+    def _remember(self, snapshot: Snapshot, copied: dict[Any, tuple[torch.Tensor, torch.Tensor]]) -> None:
         with self._lock:
-            if spec not in self._free:
-                self._free = {spec: []}  # the run's shapes have changed: the others will not come back
-            if len(self._free[spec]) < self._keep:
-                self._free[spec].append(buffers)
+            for identity, (source, buffer) in copied.items():
+                version = _version(source)
+                if version is not None:
+                    self._copies[identity] = _Copy(source, version, buffer, snapshot)
+
+    def _buffers(self, kinds: list[_Kind]) -> list[torch.Tensor]:
+        found: list[torch.Tensor | None] = []
+        with self._lock:
+            self._takes += 1
+            for kind, count in Counter(kinds).items():
+                self._most[kind] = max(count, self._most.get(kind, 0))
+                self._used[kind] = self._takes
+            for kind in kinds:
+                free = self._free.get(kind)
+                found.append(free.pop() if free else None)
+        return [
+            torch.empty(kind[0], dtype=kind[1], device="cpu", pin_memory=kind[2] == "cuda")
+            if buffer is None
+            else buffer
+            for kind, buffer in zip(kinds, found, strict=True)
+        ]
+
+    def _give_back(self, snapshot: Snapshot, own: list[tuple[_Kind, torch.Tensor]]) -> None:
+        with self._lock:
+            self._copies = {name: each for name, each in self._copies.items() if each.snapshot is not snapshot}
+            for kind, buffer in own:
+                free = self._free.setdefault(kind, [])
+                if len(free) < self._keep * self._most.get(kind, 1):
+                    free.append(buffer)
+            # The run's shapes may change: what has not been copied for a while will not come back.
+            gone = [kind for kind in self._free if self._takes - self._used.get(kind, 0) > _FORGOTTEN_AFTER]
+            for kind in gone:
+                del self._free[kind], self._most[kind], self._used[kind]
 
     def _copy(self, buffers: list[torch.Tensor], sources: list[torch.Tensor]) -> list[Any]:
         on_host = [(to, source) for to, source in zip(buffers, sources, strict=True) if source.device.type == "cpu"]
@@ -158,6 +240,49 @@ class SnapshotPool:
         # The next step must not change what is still being copied. The host does not wait, the device does.
         current.wait_event(done)
         return done
+
+
+_common: weakref.ref[SnapshotPool] | None = None
+_common_lock = threading.Lock()
+
+
+def common_pool(*, keep: int = 2) -> SnapshotPool:
+    """The pool of this process, so that checkpoints and evaluations of one step find each other's copies.
+
+    It lives as long as somebody holds it. keep: as SnapshotPool's; the largest that anybody asked for counts.
+    """
+    global _common
+    with _common_lock:
+        pool = None if _common is None else _common()
+        if pool is None:
+            pool = SnapshotPool(keep=keep)
+            _common = weakref.ref(pool)
+        pool._keep = max(pool._keep, keep)
+        return pool
+
+
+@dataclass(frozen=True)
+class _Copy:
+    source: torch.Tensor
+    """Held, so that no other tensor gets its place in memory."""
+    version: int
+    buffer: torch.Tensor
+    snapshot: Snapshot
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Grows with every write that torch knows of."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _is_held(snapshot: Snapshot, lenders: dict[int, Snapshot]) -> bool:
+    """Whether it has readers still. It has one more then, once."""
+    if id(snapshot) not in lenders:
+        try:
+            lenders[id(snapshot)] = snapshot.retain()
+        except RuntimeError:  # its last reader let it go meanwhile
+            return False
+    return True
 
 
 class _Place:
