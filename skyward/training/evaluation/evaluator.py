@@ -224,7 +224,7 @@ class AsyncEvaluator:
             step: optimizer steps that these weights have made, never less than before.
             epoch: for the record.
             shares_copy: what an asynchronous checkpoint of this step has copied already is not copied again, and the
-                other way round, unless it was written meanwhile (through `.data`, that is not seen).
+                other way round. Nothing must have written to it in between.
 
         Returns: the record, where it is known already (skipped; or training waited for it); else None. Either way it
             comes out of `collect`, once.

@@ -116,7 +116,7 @@ class SnapshotPool:
         Args:
             moment: such as the step of a run. What a snapshot of the same moment has that is still held, and has not
                 been written since, is not copied again: a checkpoint and an evaluation of one step share one copy.
-                Writes are those that torch counts; what is written through `.data` at the same moment is not seen.
+                Writes through `.data`, and those of fused optimizers, are not seen: no step lies within a moment.
                 None: all is copied.
         """
         sources: list[torch.Tensor] = []
