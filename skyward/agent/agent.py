@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ..errors import InternalError, RendezvousFailed
 from ..slot.page import CURRENT
@@ -18,6 +19,7 @@ from ..slot.ports import PortLocks
 from ..slot.zygote import ForkOrder
 from ..topology import Rank
 from ..wire.channel import Channel
+from ..wire.ends import CAN_STRIPE
 from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind
 from ..wire.tasks import CALL_KINDS, TASK_KIND_AT, NodeConfig, RankOrder
 from .blobs import NodeBlobs
@@ -137,7 +139,11 @@ class Agent:
             session.greet(Kind.GOODBYE, json.dumps({"reason": why}).encode())
             return
         token = hello.get("token", "")
+        if "stripe" in hello:
+            self._on_stripe(session, hello)
+            return
         facts = {**node_facts(), "version": PROTOCOL_VERSION, "node": self._config.node, "pid": os.getpid()}
+        facts["can_stripe"] = CAN_STRIPE
         if hello.get("is_resumed"):
             if self._client is None or self._client.token != token:
                 reason = {"reason": "this agent does not know the session", "is_unknown": True}
@@ -145,7 +151,7 @@ class Agent:
                 return
             self._client.take_over(session, hello["received"])
             session = self._client
-        session.role, session.token = hello["role"], token
+        session.role, session.token, session.link = hello["role"], token, hello.get("link", 0)
         if session.role == "task":
             self._questions.answers(session, hello["task"])
         if session.role == "client" and session is not self._client:
@@ -154,6 +160,16 @@ class Agent:
             if before is not None and before.token:  # nobody comes back to it
                 before.close()
         session.greet(Kind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
+
+    def _on_stripe(self, session: Session, hello: dict[str, Any]) -> None:
+        """A further channel of the client's link, if it still has that one."""
+        client = self._client
+        its_link = None if client is None or not client.is_attached else (client.token, client.link)
+        if client is None or its_link != (hello["token"], hello["link"]):
+            session.greet(Kind.GOODBYE, json.dumps({"reason": "the link is no more", "is_unknown": True}).encode())
+            return
+        session.greet(Kind.WELCOME, b"{}")
+        client.widen(session, hello["stripe"], hello["stripes"])
 
     def _on_session_closed(self, session: Session) -> None:
         self._questions.closed(session)

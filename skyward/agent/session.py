@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from ..errors import InternalError
 from ..wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
+from ..wire.ends import Ends
 from ..wire.frames import HAS_FD, QUIET, Frame, Kind, pack
-from ..wire.stream import MAGIC, Ends, StreamChannel
+from ..wire.stream import MAGIC, StreamChannel
 from .loop import Loop
 from .output import LogBuffer
 
@@ -69,6 +70,10 @@ class Session:
         self.is_closed = False
         self.role = ""
         self.token = ""
+        self.link = 0
+        """Which of the client's links it has."""
+        self._stripes: dict[int, Ends] = {}
+        """Further channels of the link, until all have come."""
         loop.watch(channel, self._read)
 
     @property
@@ -84,6 +89,11 @@ class Session:
     def received(self) -> int:
         """Counted frames; 0 where they are not counted."""
         return self._channel.received if isinstance(self._channel, StreamChannel) else 0
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it has a link that may break."""
+        return isinstance(self._channel, StreamChannel) and self._channel.is_attached
 
     # Links ----------------------------------------------------------------------------------------------------------
 
@@ -119,18 +129,48 @@ class Session:
         assert isinstance(self._channel, StreamChannel)
         assert isinstance(other._channel, StreamChannel)
         self._detach()
+        self._channel.attach(self._ends_of(other), peer_received)
+        self._loop.watch(self._channel, self._read)
+
+    def _ends_of(self, other: Session) -> Ends:
+        """The link of another session, which is closed with it."""
+        assert isinstance(other._channel, StreamChannel)
         other._unwatch()
         other.is_closed = True
         ends = other._channel.release()
         assert isinstance(ends, _PassedEnds)
         ends.stub._on_close = lambda _: self._drain()
-        self._channel.attach(ends, peer_received)
+        return ends
+
+    def widen(self, other: Session, stripe: int, stripes: int) -> None:
+        """Another session's link is a further channel of this one's; once all have come they are used."""
+        assert isinstance(self._channel, StreamChannel)
+        self._stripes[stripe] = self._ends_of(other)
+        if len(self._stripes) < stripes - 1:
+            return
+        more, self._stripes = [ends for _, ends in sorted(self._stripes.items())], {}
+        self._unwatch()
+        try:
+            self._channel.widen(more, turns=False)
+        except OSError as error:  # the client counts on them, so it makes another link
+            self._say(f"a link got no further channels: {error}")
+            for ends in more:
+                ends.close()
+            self._channel.detach()
+            return
         self._loop.watch(self._channel, self._read)
+        self.flush()
 
     def _detach(self) -> None:
         if isinstance(self._channel, StreamChannel) and self._channel.is_attached:
             self._unwatch()
             self._channel.detach()
+        self._drop_stripes()
+
+    def _drop_stripes(self) -> None:
+        stripes, self._stripes = self._stripes, {}
+        for ends in stripes.values():
+            ends.close()
 
     def _unwatch(self) -> None:
         self._set_blocked(False)
@@ -270,6 +310,7 @@ class Session:
         self.is_closed = True
         self._unwatch()
         self._channel.close()
+        self._drop_stripes()
         for fd in self._passed:
             with contextlib.suppress(OSError):
                 os.close(fd)

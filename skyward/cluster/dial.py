@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InternalError, Unreachable
+from ..wire.ends import Ends
 from ..wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, Kind, pack
-from ..wire.stream import MAGIC, Ends, StreamChannel
+from ..wire.stream import MAGIC, StreamChannel
 
 __all__ = ["LINK_TIMES", "CommandEnds", "Dialler", "Forgotten", "LinkTimes"]
 
@@ -154,7 +155,11 @@ def _read_to_end(fd: int, deadline: float) -> None:
 class Dialler:
     """Makes the links of one session with an agent, one after another, each by running `argv`.
 
-    `dial` is for one thread at a time; `close` may be called by another, and ends it.
+    `dial` is for one thread at a time, and so is `widen`; `close` may be called by another, and ends them.
+
+    HELLO is json. Beside what each says, that of a client says `token`, which names the session, `link`, which counts
+    its links, and either `is_resumed` and `received`, or, for a further channel of that link, `stripe` and `stripes`:
+    it is that one of so many, the first being 0.
     """
 
     def __init__(self, argv: Sequence[str], *, role: str, pool: str) -> None:
@@ -165,21 +170,23 @@ class Dialler:
         self._is_known = False
         self._closed = threading.Event()
         self._lock = threading.Lock()
-        self._dialled: CommandEnds | None = None
-        """Of a `dial` that has not returned."""
+        self._dialled: set[CommandEnds] = set()
+        """Of a `dial` or a `widen` that has not returned."""
+        self.link = 0
+        """The number of the link that was dialled last."""
 
     def dial(self, timeout_s: float) -> tuple[Ends, dict[str, Any]]:
         """A new link, and the facts that the agent says of itself; `facts["received"]` is for `attach`.
 
         Raises Unreachable when it does not answer in time, Forgotten, InternalError when it speaks another version.
         """
+        self.link += 1
         ends = CommandEnds(self._argv)
         try:
-            with self._lock:
-                self._dialled = ends
-                if self._closed.is_set():
-                    raise Unreachable("the pool was closed", node=None)
-            facts = self._greet(ends, time.monotonic() + timeout_s)
+            self._begin(ends)
+            hello = {"is_resumed": self._is_known, "received": self.channel.received}
+            self._say_hello(ends, hello)
+            facts = self._greeting(ends, time.monotonic() + timeout_s)
         except (OSError, EOFError, TimeoutError) as error:
             code = ends.exit_code(_EXIT_S) if isinstance(error, EOFError) else None
             ends.close()
@@ -190,10 +197,46 @@ class Dialler:
             ends.close()
             raise
         finally:
-            with self._lock:
-                self._dialled = None
+            self._end(ends)
         self._is_known = True
         return ends, facts
+
+    def widen(self, stripes: int, timeout_s: float) -> list[Ends]:
+        """So many channels for the link that was dialled last, less the one that it has.
+
+        Raises Unreachable where not all of them come in time, or the link is no more.
+        """
+        deadline = time.monotonic() + timeout_s
+        made: list[CommandEnds] = []
+        try:
+            for number in range(1, stripes):
+                made.append(CommandEnds(self._argv))
+                self._begin(made[-1])
+                self._say_hello(made[-1], {"stripe": number, "stripes": stripes})
+            for ends in made:
+                self._greeting(ends, deadline)
+        except BaseException as error:
+            for ends in made:
+                ends.kill()
+            for ends in made:
+                ends.close()
+            if isinstance(error, OSError | EOFError | TimeoutError | Forgotten | InternalError):
+                raise Unreachable(f"no further channels: {error}", node=None) from error
+            raise
+        finally:
+            for ends in made:
+                self._end(ends)
+        return list(made)
+
+    def _begin(self, ends: CommandEnds) -> None:
+        with self._lock:
+            self._dialled.add(ends)
+            if self._closed.is_set():
+                raise Unreachable("the pool was closed", node=None)
+
+    def _end(self, ends: CommandEnds) -> None:
+        with self._lock:
+            self._dialled.discard(ends)
 
     def dial_until(
         self, deadline: float, times: LinkTimes, why_gone: Callable[[], str | None] = lambda: None
@@ -214,15 +257,17 @@ class Dialler:
             backoff_s = min(2 * backoff_s, times.most_backoff_s)
 
     def close(self) -> None:
-        """Make no more links, and end the one that is being made."""
+        """Make no more links, and end those that are being made."""
         with self._lock:
             self._closed.set()
-            if self._dialled is not None:
-                self._dialled.kill()
+            for ends in self._dialled:
+                ends.kill()
 
-    def _greet(self, ends: CommandEnds, deadline: float) -> dict[str, Any]:
-        hello = {**self._hello, "is_resumed": self._is_known, "received": self.channel.received}
+    def _say_hello(self, ends: CommandEnds, said: dict[str, Any]) -> None:
+        hello = {**self._hello, "link": self.link, **said}
         os.write(ends.write_fd, pack(Kind.HELLO, body=json.dumps(hello).encode()))
+
+    def _greeting(self, ends: CommandEnds, deadline: float) -> dict[str, Any]:
         self._skip_chatter(ends, deadline)
         length, kind, _, _, _ = HEADER.unpack(_read_exactly(ends, HEADER.size, deadline))
         if length > MAX_BODY:

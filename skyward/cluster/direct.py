@@ -47,6 +47,7 @@ from .opening import Opener
 from .tasks import Loss, PulledTask, StreamTask, Task, TaskFailure, loss_error
 from .telling import TaskCounts, TaskTeller
 from .watcher import Watcher
+from .width import Width
 
 __all__ = ["DirectEngine"]
 
@@ -88,6 +89,7 @@ class DirectEngine:
         self._tasks: dict[int, Task] = {}
         self._gangs = Gangs(self)
         self._faults = Faults(self)
+        self._width = Width(self)
         self.asking = Asking(self)
         self._losses: dict[int, Loss] = {}
         self._after: list[Callable[[], object]] = []
@@ -642,6 +644,9 @@ class DirectEngine:
                     if link.channel.pongs != link.pongs:
                         link.pongs = link.channel.pongs
                         self._perform(self._scheduler.set_round_trip(link.node, link.channel.round_trip_s * 1e9))
+                        self._width.measured(link)
+                    if link.is_narrow:
+                        self._width.consider(link)
             except BlockingIOError:
                 return
             except (ChannelClosed, InternalError) as error:

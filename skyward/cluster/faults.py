@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InternalError, NodeError, Unreachable
 from ..machine import PREEMPTED, Machine
-from ..wire.stream import Ends
+from ..wire.ends import Ends
 from .dial import LINK_TIMES, Forgotten
 from .gang import RankTask
 from .link import NodeLink
@@ -75,6 +75,7 @@ class Faults:
                 return
             link.dialler.channel.attach(made, facts["received"])
             link.follow()
+            link.may_widen = bool(facts.get("can_stripe"))
             self._engine._watch(link)
             self._engine._teller.link_restored(link.node)
             self._engine._perform(self._engine._scheduler.node_resumed(link.node))

@@ -66,6 +66,10 @@ class Readable:
         self.is_led = False
         """A caller reads the channel itself; see DirectEngine.submit_leading."""
         self.reading = threading.Lock()
+        self.is_narrow = False
+        """More channels would bring more, once there is much to bring."""
+        self.waits_apart = False
+        """What says that its channel takes more is another descriptor, which is then readable."""
         self._poll = select.poll()
         self.follow()
 
@@ -73,6 +77,7 @@ class Readable:
         """Its channel has another descriptor than before."""
         self._poll = select.poll()
         self._poll.register(self.channel.fileno(), select.POLLIN)
+        self.waits_apart = self.channel.write_fileno() != self.channel.fileno()
 
     def receive(self) -> Iterable[Frame]:
         """Frames of one read. Raises ChannelClosed, or BlockingIOError where there is nothing to read."""
@@ -169,6 +174,9 @@ class NodeLink(Readable):
         self.facts = facts
         self.dialler = dialler
         """What makes its channel anew; None: a socket of this machine."""
+        self.stripes = 1
+        """How many channels its link should have; see `cluster.width`."""
+        self.may_widen = dialler is not None and bool(facts.get("can_stripe"))
         self.line: Line | None = None
         self.on_line: int = 0
         """The task that was sent on a line and has not ended; 0: none."""
@@ -293,7 +301,7 @@ class NodeLink(Readable):
         with contextlib.suppress(ChannelClosed):
             while not self.channel.flush() and (left_s := deadline - time.monotonic()) > 0:
                 poll = select.poll()
-                poll.register(self.channel.write_fileno(), select.POLLOUT)
+                poll.register(self.channel.write_fileno(), select.POLLIN if self.waits_apart else select.POLLOUT)
                 poll.poll(left_s * 1000)
             self.channel.finish(deadline)
         self.close()

@@ -14,8 +14,8 @@ from typing import Any
 from ..errors import InternalError, PoolClosed, Unreachable
 from ..machine import Machine
 from ..wire.channel import Channel, ChannelClosed, receive
+from ..wire.ends import Ends
 from ..wire.frames import PROTOCOL_VERSION, FrameParser, Kind, pack
-from ..wire.stream import Ends
 from .dial import Dialler
 from .link import NodeLink
 

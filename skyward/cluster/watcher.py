@@ -25,6 +25,8 @@ class Watcher:
         self.can_lead = hasattr(select, "epoll")
         self._epoll: Any = select.epoll() if self.can_lead else None
         self._links: dict[int, Readable] = {}
+        self._blocked: dict[int, Readable] = {}
+        """By the descriptor that says when they take more, where it is another."""
         self._events: dict[int, int] = {}
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -39,14 +41,32 @@ class Watcher:
         """Before its channel is closed."""
         fd = link.channel.fileno()
         if self._links.pop(fd, None) is not None:
-            self._events.pop(fd, None)
-            if self._epoll is not None:
-                with contextlib.suppress(OSError):
-                    self._epoll.unregister(fd)
+            self._drop(fd)
+        if link.waits_apart:
+            self._update_blocked(link.channel.write_fileno(), None)
+
+    def _drop(self, fd: int) -> None:
+        self._events.pop(fd, None)
+        if self._epoll is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def _update_blocked(self, fd: int, link: Readable | None) -> None:
+        if link is None and self._blocked.pop(fd, None) is not None:
+            self._drop(fd)
+        elif link is not None and fd not in self._blocked:
+            self._blocked[fd] = link
+            self._set(fd, _READ)
 
     def update(self, link: Readable) -> None:
         """Wait for what the link's state asks for."""
         fd = link.channel.fileno()
+        if link.waits_apart:
+            if fd in self._links:
+                self._update_blocked(link.channel.write_fileno(), link if link.is_blocked else None)
+                if self._events.get(fd) != (events := 0 if link.is_led else _READ):
+                    self._set(fd, events)
+            return
         events = (0 if link.is_led else _READ) | (_WRITE if link.is_blocked else 0)
         if fd in self._links and self._events.get(fd) != events:
             self._set(fd, events)
@@ -70,6 +90,8 @@ class Watcher:
             link = self._links.get(fd)
             if link is not None:
                 found.append((link, bool(events & ~_WRITE), bool(events & _WRITE)))
+            elif fd in self._blocked:
+                found.append((self._blocked[fd], False, True))
             elif fd == self._wake_read.fileno():
                 with contextlib.suppress(BlockingIOError):
                     self._wake_read.recv(4096)

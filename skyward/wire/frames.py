@@ -47,7 +47,7 @@ class Kind(IntEnum):
     """What a frame is for. C: client, A: agent, S: slot, K: keeper."""
 
     # Session.
-    HELLO = 1  # C,K > A  json: version, role, pool; on a stream of a client also token, is_resumed and received
+    HELLO = 1  # C,K > A  json: version, role, pool; on a stream of a client also what `cluster.dial` says
     WELCOME = 2  # A > C    json: node facts
     LEASE = 3  # K > A    renews the lease
     SHUTDOWN = 4  # C,K > A  end now
@@ -56,6 +56,8 @@ class Kind(IntEnum):
     PING = 7  # body: any; ident: frames received
     PONG = 8  # body: that of the PING; ident: frames received
     ACK = 9  # ident: frames received
+
+    TURN = 14  # what is sent after this goes the next way of the link; see `wire.ends.Stripes`
 
     # What tasks stand on.
     FUNCTION = 10  # C > A > S  digest, pickled function; kept until the process ends

@@ -3,7 +3,7 @@
 Frames are counted in both directions. Each side keeps what it has written until the other has acknowledged it, and
 when a new link has taken the place of a broken one the rest is sent again: what is above the channel sees each frame
 once, in order, and nothing of the break. HELLO and WELCOME, with which both say how many frames they have, and PING,
-PONG and ACK are about the link and not counted.
+PONG, ACK and TURN are about the link and not counted.
 
 What is kept is bounded by what the link holds on its way: a side that cannot write keeps no more. A descriptor cannot
 travel, so a blob is sent as pieces, which are kept as references to its file, and is a file again at the other end.
@@ -15,14 +15,16 @@ import os
 import struct
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from ..errors import InternalError
 from .blobs import DIGEST_SIZE, BlobWriter
 from .channel import CONTROL, ChannelClosed
+from .ends import Ends, Stripes
 from .frames import HAS_FD, HEADER, MAX_BODY, Frame, Kind, pack
 
-__all__ = ["MAGIC", "PIECE_SIZE", "Ends", "StreamChannel"]
+__all__ = ["MAGIC", "PIECE_SIZE", "StreamChannel"]
 
 MAGIC: Final = b"\0skyward stream\n"
 """What an agent writes first: all before it was printed by the user's shell."""
@@ -42,30 +44,11 @@ _ACK_BESIDE = 16
 """Frames after which an acknowledgement goes along with whatever is sent; alone it goes after `_ACK_FRAMES`."""
 _PIECE_HEAD = struct.Struct(f"<{DIGEST_SIZE}sQQ")
 _PING = struct.Struct("<d")
-_ABOUT_THE_LINK = frozenset((Kind.HELLO, Kind.WELCOME, Kind.GOODBYE, Kind.ATTACH, Kind.PING, Kind.PONG, Kind.ACK))
+_ABOUT_THE_LINK = frozenset(
+    (Kind.HELLO, Kind.WELCOME, Kind.GOODBYE, Kind.ATTACH, Kind.PING, Kind.PONG, Kind.ACK, Kind.TURN)
+)
+_TURN = pack(Kind.TURN)
 _ROUND_TRIPS = 8
-
-
-class Ends:
-    """The descriptors of a link: of a socket, which is both, or of two pipes. Owns them; `close` is idempotent."""
-
-    def __init__(self, read_fd: int, write_fd: int) -> None:
-        self.read_fd = read_fd
-        self.write_fd = write_fd
-        os.set_blocking(read_fd, False)
-        os.set_blocking(write_fd, False)
-
-    def close(self) -> None:
-        for fd in {self.read_fd, self.write_fd} - {-1}:
-            os.close(fd)
-        self.read_fd = self.write_fd = -1
-
-    def finish(self, deadline: float) -> None:
-        """Before `close`: see that what was written gets there, until `deadline` (monotonic) at most."""
-
-    def close_in_child(self) -> None:
-        """After a fork: the descriptors of this process, and nothing else that belongs to the link."""
-        Ends.close(self)
 
 
 class _Source:
@@ -121,6 +104,8 @@ class StreamChannel:
         self._partial: memoryview | None = None
         self._file: tuple[_Source, int, int] | None = None
         self._held = [0]
+        self._is_turn_told = False
+        """`_partial` is a TURN."""
         # Coming in.
         self._buffer = bytearray(_READ_SIZE)
         self._view = memoryview(self._buffer)
@@ -139,6 +124,8 @@ class StreamChannel:
         """Pings of this side that were answered."""
         self.received = 0
         """Frames that have come, over all links."""
+        self.carried = 0
+        """Bytes that went over this link, both ways."""
         self.heard_at = time.monotonic()
         """When anything came last."""
 
@@ -153,7 +140,17 @@ class StreamChannel:
         self._owes_ack = False
         self._told = self.received  # the greeting says it
         self.heard_at = time.monotonic()
+        self.carried = 0
         self._ends = ends
+
+    def widen(self, more: Sequence[Ends], *, turns: bool) -> None:
+        """Use further ways beside the one that the link has; `fileno` is another then. Nobody may be in `receive`.
+
+        `turns`: what is sent goes on all of them from now on; else once the other side does the same.
+        """
+        assert self._ends is not None
+        self._ends = Stripes([self._ends, *more])
+        self._ends.turns = turns
 
     def detach(self) -> None:
         """Give up the link, if there is one. What was not acknowledged is kept for the next."""
@@ -165,6 +162,7 @@ class StreamChannel:
         """`detach`, and the caller closes the link."""
         ends, self._ends = self._ends, None
         self._partial = self._file = None
+        self._is_turn_told = False
         self._have = 0
         self._broken = None
         self._beside.clear()
@@ -176,11 +174,12 @@ class StreamChannel:
         return self._ends is not None
 
     def fileno(self) -> int:
-        """What is read from; -1 without a link."""
-        return -1 if self._ends is None else self._ends.read_fd
+        """What to wait for where nothing is there to read; -1 without a link."""
+        return -1 if self._ends is None else self._ends.fileno()
 
     def write_fileno(self) -> int:
-        return -1 if self._ends is None else self._ends.write_fd
+        """What to wait for after `flush` has said False. It can be written, or, if it is not `fileno`, read."""
+        return -1 if self._ends is None else self._ends.write_fileno()
 
     def close(self) -> None:
         self.detach()
@@ -261,18 +260,23 @@ class StreamChannel:
             return True
         try:
             while self._partial is not None or self._file is not None or self._next():
-                self._write(ends.write_fd)
+                sent = self._write(ends.write_fd)
+                self.carried += sent
+                if isinstance(ends, Stripes):
+                    self._take_turns(ends, sent)
         except BlockingIOError:
+            if isinstance(ends, Stripes):
+                ends.await_room()
             return False
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         return True
 
-    def _write(self, fd: int) -> None:
+    def _write(self, fd: int) -> int:
         if self._partial is not None:
             sent = os.write(fd, self._partial)
             self._partial = self._partial[sent:] if sent < len(self._partial) else None
-            return
+            return sent
         assert self._file is not None
         source, at, end = self._file
         sent = os.sendfile(fd, source.fd, at, end - at)
@@ -280,6 +284,19 @@ class StreamChannel:
             raise InternalError(f"wire: blob {source.digest.hex()} is shorter than its {source.size} bytes")
         at += sent
         self._file = (source, at, end) if at < end else None
+        return sent
+
+    def _take_turns(self, ends: Stripes, sent: int) -> None:
+        """Between two frames: when enough went one way the other side is told, and the next goes another."""
+        is_due = ends.wrote(sent)
+        if self._partial is not None or self._file is not None:
+            return
+        if self._is_turn_told:
+            self._is_turn_told = False
+            ends.turn_writing()
+        elif is_due:
+            self._is_turn_told = True
+            self._partial = memoryview(_TURN)
 
     def _next(self) -> bool:
         """Choose what is written next. False: there is nothing."""
@@ -348,6 +365,8 @@ class StreamChannel:
         try:
             count = os.readv(ends.read_fd, [self._view[self._have :]])
         except BlockingIOError:
+            if isinstance(ends, Stripes):
+                ends.check()
             raise
         except OSError as error:
             raise ChannelClosed(str(error)) from error
@@ -355,10 +374,11 @@ class StreamChannel:
             raise ChannelClosed("end of stream")
         now = self.heard_at = time.monotonic()
         self._have += count
+        self.carried += count
         self._untold_bytes += count
         frames: list[Frame] = []
         try:
-            self._parse(frames)
+            self._parse(frames, ends)
         except (InternalError, OSError) as error:
             if not frames:
                 raise
@@ -369,7 +389,7 @@ class StreamChannel:
             self._owes_ack = True
         return frames
 
-    def _parse(self, frames: list[Frame]) -> None:
+    def _parse(self, frames: list[Frame], ends: Ends) -> None:
         at, have = 0, self._have
         while have - at >= HEADER.size:
             length, kind, flags, lane, ident = HEADER.unpack_from(self._buffer, at)
@@ -380,7 +400,9 @@ class StreamChannel:
                 break
             body = self._view[at + HEADER.size : stop]
             at = stop
-            if kind == Kind.BLOB:
+            if kind == Kind.TURN:
+                at, have = 0, self._turn(at, have, ends)
+            elif kind == Kind.BLOB:
                 blob = self._take_piece(ident, flags, lane, body)
                 if blob is not None:
                     frames.append(blob)
@@ -389,6 +411,17 @@ class StreamChannel:
             if kind not in _ABOUT_THE_LINK:
                 self.received += 1
         self._keep_rest(at, have)
+        if isinstance(ends, Stripes):
+            ends.await_input()
+
+    def _turn(self, at: int, have: int, ends: Ends) -> int:
+        """What follows comes another way. Returns how many of its bytes are there."""
+        if not isinstance(ends, Stripes):
+            raise InternalError("wire: a turn on a link that has one way")
+        ends.turns = True  # who takes turns can be answered so
+        rest = ends.turn_reading(bytes(self._view[at:have]))
+        self._view[: len(rest)] = rest
+        return len(rest)
 
     def _keep_rest(self, at: int, have: int) -> None:
         rest = bytes(self._view[at:have])

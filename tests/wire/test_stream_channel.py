@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from skyward.errors import InternalError
 from skyward.wire.blobs import Blob
 from skyward.wire.channel import BLOBS, CONTROL, RESULTS, ChannelClosed
+from skyward.wire.ends import Ends
 from skyward.wire.frames import HAS_FD, Frame, Kind, pack
-from skyward.wire.stream import PIECE_SIZE, Ends, StreamChannel
+from skyward.wire.stream import PIECE_SIZE, StreamChannel
 
 _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 

@@ -1,0 +1,96 @@
+"""How many channels a remote link has: over a distance one of ssh is narrow, whatever the line could carry.
+
+OpenSSH lets 2 MiB be on their way in each channel and direction, so one carries 20 MB/s where a round trip takes
+100 ms. A link that is as long as that, once it carries much, gets some more channels of the same connection, and
+uses them in turn (`wire.ends.Stripes`). Near ones, and those that carry little, stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import TYPE_CHECKING, Final
+
+from ..errors import Unreachable
+from ..wire.ends import CAN_STRIPE, Ends
+from ..wire.stream import StreamChannel
+from .dial import LINK_TIMES
+from .link import NodeLink, Readable
+
+if TYPE_CHECKING:
+    from .direct import DirectEngine
+
+__all__ = ["MOST_CHANNELS", "Width", "channels_for"]
+
+MOST_CHANNELS: Final = 6
+"""Of one link. sshd allows 10 sessions of a connection (MaxSessions); the keeper has one, commands have some."""
+_WINDOW: Final = 2 * 2**20
+"""Bytes that may be on their way in one channel and direction. Source: CHAN_SES_WINDOW_DEFAULT of OpenSSH."""
+_RATE: Final = 125e6
+"""Bytes per second that are worth a process on each side: 1 Gbit/s."""
+_MUCH: Final = 2**20
+"""Bytes that a link has carried before it gets more channels."""
+
+
+def channels_for(round_trip_s: float) -> int:
+    """How many channels bring 1 Gbit/s over this distance; 1 to `MOST_CHANNELS`."""
+    return max(1, min(MOST_CHANNELS, math.ceil(round_trip_s * _RATE / _WINDOW)))
+
+
+class Width:
+    """Gives links more channels. A part of `DirectEngine`: it changes the engine's books, while they are open."""
+
+    def __init__(self, engine: DirectEngine) -> None:
+        self._engine = engine
+
+    def measured(self, link: Readable) -> None:
+        """Its round trip is known, or known better. One answer alone may have waited for a processor."""
+        if not isinstance(link, NodeLink) or not link.may_widen or not CAN_STRIPE:
+            return
+        assert isinstance(link.channel, StreamChannel)
+        link.stripes = channels_for(link.channel.round_trip_s)
+        if link.stripes > 1 and link.channel.pongs < 2:
+            link.channel.ping()
+            self._engine._dirty.add(link)
+            return
+        link.is_narrow = link.stripes > 1
+
+    def consider(self, link: Readable) -> None:
+        """A link that `is_narrow`: is there enough to bring?"""
+        assert isinstance(link, NodeLink)
+        assert isinstance(link.channel, StreamChannel)
+        if link.channel.carried < _MUCH:
+            return
+        link.is_narrow = link.may_widen = False
+        threading.Thread(target=self._widen, args=(link,), name="skyward-widen", daemon=True).start()
+
+    def _widen(self, link: NodeLink) -> None:
+        """In a thread of its own. Where there are no more channels to be had the link goes on as it is."""
+        engine, channel, dialler = self._engine, link.channel, link.dialler
+        assert isinstance(channel, StreamChannel)
+        assert dialler is not None
+        number = dialler.link
+        try:
+            more: list[Ends] = dialler.widen(link.stripes, LINK_TIMES.dial_s)
+        except Unreachable:
+            return
+        with link.reading, engine._changing():
+            is_there = engine._is_open and engine._links.get(link.node) is link and channel.is_attached
+            if not is_there or dialler.link != number:  # the link broke meanwhile
+                engine._after.append(lambda: _close_each(more))
+                return
+            engine._watcher.remove(link)
+            try:
+                channel.widen(more, turns=True)
+            except OSError:  # no descriptors are left
+                engine._after.append(lambda: _close_each(more))
+            link.follow()
+            engine._watcher.add(link)
+            engine._watcher.update(link)
+            engine._dirty.add(link)
+        engine._wake()
+
+
+def _close_each(several: list[Ends]) -> None:
+    for ends in several:
+        ends.close()
