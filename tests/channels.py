@@ -62,6 +62,10 @@ class Relayed(Local):
         Path(self._folder_of(node), "cut").touch()
         self.break_links(node)
 
+    def close_way(self, node: int = 0) -> None:
+        """No further link to a node can be made, until `mend`; those that are there stay."""
+        Path(self._folder_of(node), "cut").touch()
+
     def mend(self, node: int = 0) -> None:
         Path(self._folder_of(node), "cut").unlink()
 

@@ -400,16 +400,19 @@ class StreamChannel:
                 break
             body = self._view[at + HEADER.size : stop]
             at = stop
-            if kind == Kind.TURN:
-                at, have = 0, self._turn(at, have, ends)
-            elif kind == Kind.BLOB:
+            if kind in _ABOUT_THE_LINK:
+                if kind == Kind.TURN:
+                    at, have = 0, self._turn(at, have, ends)
+                elif not self._is_ours(kind, ident, body):
+                    frames.append(Frame(kind, flags, lane, ident, bytes(body)))
+                continue
+            if kind == Kind.BLOB:
                 blob = self._take_piece(ident, flags, lane, body)
                 if blob is not None:
                     frames.append(blob)
-            elif kind not in _ABOUT_THE_LINK or not self._is_ours(kind, ident, body):
+            else:
                 frames.append(Frame(kind, flags, lane, ident, bytes(body)))
-            if kind not in _ABOUT_THE_LINK:
-                self.received += 1
+            self.received += 1
         self._keep_rest(at, have)
         if isinstance(ends, Stripes):
             ends.await_input()

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ import pytest
 import skyward as sky
 from skyward.cluster.dial import LinkTimes
 from skyward.cluster.opening import Opener
+from skyward.cluster.width import MOST_CHANNELS, channels_for
 from skyward.errors import NodeLost, PoolClosed
-from skyward.events import Emit
+from skyward.events import Emit, Event, LinkRestored
 from skyward.integrations.base import IntegrationBase, integrate
 from skyward.machine import Machine, Offer, PoolSpec
 from skyward.testing import Faults
@@ -45,13 +47,15 @@ def note(path: Path, number: int) -> int:
 
 
 @contextlib.contextmanager
-def breaking(provider: Relayed, nodes: int = 1, *, seed: int = 0) -> Iterator[None]:
-    """Links break all the time, often before anything has gone through them."""
+def breaking(
+    provider: Relayed, nodes: int = 1, *, seed: int = 0, pause_s: tuple[float, float] = (0.02, 0.3)
+) -> Iterator[None]:
+    """Links break all the time, by default often before anything has gone through them."""
     over = threading.Event()
     chance = random.Random(seed + int(os.environ.get("SKYWARD_TEST_SEED", "0")))
 
     def run() -> None:
-        while not over.wait(chance.uniform(0.02, 0.3)):
+        while not over.wait(chance.uniform(*pause_s)):
             provider.break_links(chance.randrange(nodes))
 
     thread = threading.Thread(target=run)
@@ -366,6 +370,101 @@ def test_a_far_node_is_kept_busy(tmp_path: Path) -> None:
         assert [future.result(60) for future in futures] == list(range(600))
         assert pool.map(abs, range(-100_000, 0)) == list(range(100_000, 0, -1))
         assert time.monotonic() - began < 20  # two for each slot at a time: 30 s for the calls alone
+
+
+# Several channels -----------------------------------------------------------------------------------------------------
+
+FAR_S = 0.012  # each way: 24 ms are worth two channels
+
+
+@sky.compute
+def reversed_of(data: bytes) -> bytes:
+    return data[::-1]
+
+
+@pytest.fixture
+def far(provider: Relayed) -> Relayed:
+    return replace(provider, delay_s=FAR_S)
+
+
+def has_more_channels(provider: Relayed) -> bool:
+    is_at_it = "skyward-widen" in [thread.name for thread in threading.enumerate()]
+    return not is_at_it and len(provider.relays()) >= 3
+
+
+def carry_much(pool: sky.ComputePool, seed: int = 0) -> None:
+    data = random.Random(seed).randbytes(3_000_000)
+    assert (reversed_of(data) >> pool) == data[::-1]
+
+
+def test_the_number_of_channels_follows_the_distance() -> None:
+    assert [channels_for(ms / 1000) for ms in (0, 0.2, 10, 16, 25, 60, 100, 10_000)] == [1, 1, 1, 1, 2, 4, 6, 6]
+    assert MOST_CHANNELS <= 10 - 2, "an sshd allows ten sessions, and the keeper and commands need some"
+
+
+def test_a_far_link_that_carries_much_gets_more_channels(far: Relayed) -> None:
+    with sky.ComputePool(far, nodes=1, concurrency=2, logs=False) as pool:
+        assert (sky.compute(abs)(-1) >> pool) == 1
+        carry_much(pool)
+        until(lambda: has_more_channels(far))
+        for seed in range(3):
+            carry_much(pool, seed)
+        assert pool.map(abs, range(0, -300_000, -1)) == list(range(300_000))
+        assert 3 <= len(far.relays()) <= 1 + MOST_CHANNELS
+    assert far.relays() == []
+
+
+def test_a_near_link_keeps_one_channel(provider: Relayed) -> None:
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool:
+        for seed in range(5):
+            carry_much(pool, seed)
+        assert len(provider.relays()) == 2
+
+
+def test_a_link_of_several_channels_breaks_with_any_of_them(far: Relayed) -> None:
+    events: list[Event] = []
+    with sky.ComputePool(far, nodes=1, concurrency=2, logs=False, on_event=events.append) as pool:
+        until(lambda: len(far.relays()) == 2)
+        spared = set(far.relays())  # the keeper's, and at first the link's first channel
+        for turn in range(1, 5):
+            carry_much(pool)
+            until(lambda: has_more_channels(far))
+            os.kill(random.Random(turn).choice(sorted(set(far.relays()) - spared)), signal.SIGKILL)
+            carry_much(pool, seed=1)
+            until(lambda turn=turn: [type(event) for event in events].count(LinkRestored) == turn)  # type: ignore[misc]
+            spared &= set(far.relays())
+            assert len(spared) == 1
+
+
+def test_links_of_several_channels_that_break_all_the_time_lose_nothing(far: Relayed) -> None:
+    with sky.ComputePool(far, nodes=1, concurrency=2, logs=False) as pool:
+        carry_much(pool)
+        until(lambda: has_more_channels(far))
+        with breaking(far, seed=5, pause_s=(0.2, 0.8)):
+            blocks = [random.Random(i).randbytes(1_000_000 + i) for i in range(20)]
+            futures = [reversed_of(block) > pool for block in blocks]
+            mapped = pool.map(abs, range(0, -500_000, -1))
+            assert [future.result(60) for future in futures] == [block[::-1] for block in blocks]
+        assert mapped == list(range(500_000))
+
+
+def test_a_link_that_gets_no_more_channels_goes_on_as_it_is(far: Relayed) -> None:
+    with sky.ComputePool(far, nodes=1, logs=False) as pool:
+        assert (sky.compute(abs)(-1) >> pool) == 1
+        far.close_way()
+        for seed in range(3):
+            carry_much(pool, seed)
+        until(lambda: "skyward-widen" not in [thread.name for thread in threading.enumerate()])
+        carry_much(pool)
+        assert len(far.relays()) == 2
+
+
+def test_a_pool_that_is_closed_while_a_link_gets_more_channels_leaves_none(far: Relayed) -> None:
+    for _ in range(3):
+        with sky.ComputePool(far, nodes=1, logs=False) as pool:
+            carry_much(pool)
+        until(lambda: far.relays() == [])
+    until(lambda: "skyward-widen" not in [thread.name for thread in threading.enumerate()])
 
 
 def test_times_are_in_order() -> None:

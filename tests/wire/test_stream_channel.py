@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from skyward.errors import InternalError
 from skyward.wire.blobs import Blob
 from skyward.wire.channel import BLOBS, CONTROL, RESULTS, ChannelClosed
-from skyward.wire.ends import Ends
+from skyward.wire.ends import Ends, Stripes
 from skyward.wire.frames import HAS_FD, Frame, Kind, pack
 from skyward.wire.stream import PIECE_SIZE, StreamChannel
 
@@ -36,6 +36,14 @@ def sockets() -> tuple[Ends, Ends]:
         fd = sock.detach()
         ends.append(Ends(fd, fd))
     return ends[0], ends[1]
+
+
+def stripes() -> tuple[Ends, Ends]:
+    """A link of four."""
+    parts = [*(pipes() for _ in range(3)), sockets()]
+    both = Stripes([left for left, _ in parts]), Stripes([right for _, right in parts])
+    both[0].turns = True
+    return both
 
 
 class Pair:
@@ -102,7 +110,7 @@ _STEPS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("make", [pipes, sockets])
+@pytest.mark.parametrize("make", [pipes, sockets, stripes])
 @settings(deadline=None, max_examples=150)
 @given(steps=st.lists(_STEPS, max_size=60))
 def test_whatever_happens_each_frame_arrives_once_and_in_order(

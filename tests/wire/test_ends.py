@@ -1,0 +1,141 @@
+"""Links of several ways: what goes over them comes in one order, and the end of one is the end of all."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+import pytest
+
+from skyward.wire.channel import ChannelClosed
+from skyward.wire.ends import Ends
+from skyward.wire.frames import Kind, pack
+from skyward.wire.stream import PIECE_SIZE, StreamChannel
+from tests.wire.test_stream_channel import Pair, blob, content, pipes, send_blob, sockets
+
+pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="links of several ways need epoll")
+
+
+def widen(pair: Pair, count: int, make: Callable[[], tuple[Ends, Ends]] = sockets) -> list[tuple[Ends, Ends]]:
+    """As client (left) and agent do."""
+    more = [make() for _ in range(count - 1)]
+    pair.right.widen([right for _, right in more], turns=False)
+    pair.left.widen([left for left, _ in more], turns=True)
+    return more
+
+
+def is_ready(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+@pytest.mark.parametrize("make", [pipes, sockets])
+def test_a_link_gets_further_ways_while_it_is_used(make: Callable[[], tuple[Ends, Ends]]) -> None:
+    pair = Pair(make)
+    numbers = iter(range(10_000))
+    sent: dict[StreamChannel, list[int]] = {pair.left: [], pair.right: []}
+
+    def say(channel: StreamChannel, count: int) -> None:
+        for _ in range(count):
+            sent[channel].append(next(numbers))
+            channel.send(pack(Kind.RESULT, sent[channel][-1], bytes(20_000)))
+
+    for channel in sent:
+        say(channel, 50)  # more than is taken at once
+    pair.read(pair.right)
+    widen(pair, 3, make)
+    for channel in sent:
+        say(channel, 100)
+    made = blob(20 * PIECE_SIZE + 1)
+    send_blob(pair.right, made)
+    pair.settle()
+    for channel, other in ((pair.left, pair.right), (pair.right, pair.left)):
+        assert [f.ident for f in pair.arrived[other] if f.kind == Kind.RESULT] == sent[channel]
+    assert content(pair.arrived[pair.left][-1]) == os.pread(made.fd, made.size, 0)
+    pair.close()
+
+
+def test_more_is_on_its_way_than_one_takes() -> None:
+    def on_their_way(ways: int) -> int:
+        pair = Pair(sockets)
+        widen(pair, ways)
+        for number in range(2000):
+            pair.left.queue(Kind.RESULT, number, bytes(1000))
+        assert not pair.left.flush()
+        taken = pair.left.carried
+        pair.settle()
+        assert [frame.ident for frame in pair.arrived[pair.right]] == list(range(2000))
+        pair.close()
+        return taken
+
+    assert on_their_way(4) > 2.5 * on_their_way(1)
+
+
+def test_what_is_small_stays_on_one_way() -> None:
+    pair = Pair(sockets)
+    more = widen(pair, 2)
+    for number in range(100):
+        pair.left.send(pack(Kind.RESULT, number))
+    assert not is_ready(more[0][1].read_fd)
+    pair.settle()
+    pair.close()
+
+
+def test_who_does_not_take_turns_yet_is_understood_too() -> None:
+    """The agent takes turns once the client has: until then the client may not have all of them."""
+    pair = Pair(sockets)
+    more = widen(pair, 2)
+    for number in range(100):
+        pair.right.queue(Kind.RESULT, number, bytes(10_000))
+    pair.right.flush()
+    assert not is_ready(more[0][0].read_fd)
+    pair.settle()
+    assert [frame.ident for frame in pair.arrived[pair.left]] == list(range(100))
+    pair.close()
+
+
+def test_where_room_is_waited_for_is_where_the_next_goes() -> None:
+    pair = Pair(sockets)
+    widen(pair, 2)
+    for number in range(1000):
+        pair.left.queue(Kind.RESULT, number, bytes(10_000))
+    while not pair.left.flush():
+        assert not is_ready(pair.left.write_fileno())
+        while not is_ready(pair.left.write_fileno()):
+            assert pair.read(pair.right), "there is no room, and nothing to read"
+    pair.settle()
+    assert [frame.ident for frame in pair.arrived[pair.right]] == list(range(1000))
+    pair.close()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_end_of_one_way_is_the_end_of_the_link_behind_what_has_come(which: int) -> None:
+    pair = Pair(sockets)
+    first = pair.left._ends
+    assert first is not None
+    (more,) = widen(pair, 2)
+    pair.left.send(pack(Kind.RESULT, 1))
+    (first, more[0])[which].close()
+    assert is_ready(pair.right.fileno())
+    assert [frame.ident for frame in pair.right.receive()] == [1]
+    assert is_ready(pair.right.fileno())
+    with pytest.raises(ChannelClosed):
+        pair.right.receive()
+    pair.connect()
+    pair.settle()
+    pair.close()
+
+
+def test_closing_closes_all_that_it_has() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    pair = Pair(sockets)
+    widen(pair, 4)
+    for number in range(1000):
+        pair.left.queue(Kind.RESULT, number, bytes(10_000))
+    pair.left.flush()
+    pair.close()
+    pair.left.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert (pair.left.fileno(), pair.left.write_fileno()) == (-1, -1)
