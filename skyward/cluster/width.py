@@ -28,6 +28,8 @@ _WINDOW: Final = 2 * 2**20
 """Bytes that may be on their way in one channel and direction. Source: CHAN_SES_WINDOW_DEFAULT of OpenSSH."""
 _RATE: Final = 125e6
 """Bytes per second that are worth a process on each side: 1 Gbit/s."""
+_MEASURED = 5
+"""Pings that tell how far a link is: under load a few of a near one wait long for a processor, but not all."""
 _MUCH: Final = 2**20
 """Bytes that a link has carried before it gets more channels."""
 
@@ -44,12 +46,12 @@ class Width:
         self._engine = engine
 
     def measured(self, link: Readable) -> None:
-        """Its round trip is known, or known better. One answer alone may have waited for a processor."""
+        """Its round trip is known, or known better."""
         if not isinstance(link, NodeLink) or not link.may_widen or not CAN_STRIPE:
             return
         assert isinstance(link.channel, StreamChannel)
         link.stripes = channels_for(link.channel.round_trip_s)
-        if link.stripes > 1 and link.channel.pongs < 2:
+        if link.stripes > 1 and link.channel.pongs < _MEASURED:
             link.channel.ping()
             self._engine._dirty.add(link)
             return
