@@ -183,6 +183,10 @@ class KerasTranslation:
             self._run.evaluated(as_eval_metrics(logs or {}))
         self._sums = self._side.sums()  # nothing more of this epoch's training
 
+    def evaluated_beside(self, metrics: dict[str, Any], *, step: int, epoch: float) -> None:
+        """What an evaluation beside training gave, of the weights of an earlier step. On all ranks, within `fit`."""
+        self._run.evaluated_beside(as_eval_metrics(metrics), step=step, epoch=epoch)
+
     def on_predict_begin(self, logs: Any = None) -> None:
         self._meet()
 

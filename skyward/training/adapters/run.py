@@ -7,6 +7,7 @@ a stop saves first, an abort saves and evaluates nothing more.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import time
@@ -164,9 +165,15 @@ class Run:
     # Events ----------------------------------------------------------------------------------------------------------
 
     def fire(self, event: str, **context: Any) -> None:
-        given = {"processing_class": None, "lr_scheduler": None, "train_dataloader": None, "eval_dataloader": None}
+        given: dict[str, Any] = {
+            "processing_class": None,
+            "lr_scheduler": None,
+            "train_dataloader": None,
+            "eval_dataloader": None,
+        }
         given |= self.framework.context(event)
-        self.bus.fire(event, args=self.args, state=self.state, control=self.control, **{**given, **context})
+        given |= {"args": self.args, "state": self.state}
+        self.bus.fire(event, control=self.control, **{**given, **context})
 
     def step_begin(self) -> None:
         self.control.should_save = self.control.should_evaluate = self.control.should_log = False
@@ -205,6 +212,15 @@ class Run:
             told["epoch"] = self.state.epoch
         self._keep(told)
         self.fire("on_evaluate", metrics=told)
+        self.settle()
+
+    def evaluated_beside(self, metrics: Mapping[str, Any], *, step: int, epoch: float) -> None:
+        """An evaluation of an earlier step's weights, which ran beside training: callbacks get a state of that step."""
+        then = copy.copy(self.state)
+        then.global_step, then.epoch = step, epoch
+        told = {**metrics, "epoch": epoch}
+        self.state.log_history.append({**{name: plain(value) for name, value in told.items()}, "step": step})
+        self.fire("on_evaluate", state=then, metrics=told)
         self.settle()
 
     def saved(self, path: str) -> None:

@@ -29,7 +29,7 @@ class BestModel:
 
     Args:
         path: ".safetensors" and ".npz" (of lists of arrays) are written as such, everything else by torch.save.
-        metric: its name in what `eval_fn` returns, with or without a leading "eval_".
+        metric: its name in what `eval_fn` returns, with or without a leading "eval_" or "val_".
         greater_is_better: None: yes, unless the name ends in "loss", "perplexity" or "error".
         save: (state, path) -> None, for formats of your own. It runs in the background.
     """
@@ -88,7 +88,8 @@ class BestModel:
 
     def _metric_of(self, record: EvaluationRecord) -> float:
         metrics = record.metrics
-        for name in (self.metric, f"eval_{self.metric}", self.metric.removeprefix("eval_")):
+        bare = self.metric.removeprefix("eval_").removeprefix("val_")
+        for name in (self.metric, f"eval_{bare}", f"val_{bare}", bare):
             if name in metrics:
                 try:
                     return float(metrics[name])

@@ -11,7 +11,9 @@ from ..._lazy import lazy_names as _lazy_names
 
 _MODULES = {
     "hf": ("SakuraHFCallback",),
+    "keras": ("SakuraKerasCallback",),
     "lightning": ("SakuraLightningCallback",),
+    "plain": ("AsyncTrainer",),
     "trainer": ("SakuraTrainer",),
 }
 

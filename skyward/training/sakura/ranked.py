@@ -64,9 +64,8 @@ class RankedEvaluator:
         """Asks for an evaluation of the model as it is now. Raises: what the evaluator raises, or RankFailed."""
         from ..evaluation import submit_model
 
-        error: Exception | None = None
-        try:
-            submit_model(
+        self._submit(
+            lambda: submit_model(
                 self._evaluator,
                 model,
                 ranks=self._ranks,
@@ -74,10 +73,12 @@ class RankedEvaluator:
                 epoch=epoch,
                 trainable_only=self._trainable_only,
             )
-        except Exception as raised:
-            error = raised
-        self._agree_on(error)
-        self._open += 1
+        )
+
+    def submit_state(self, state: Any, *, step: int, epoch: float | None) -> None:
+        """As `submit`, of a state that every rank has whole: what `AsyncEvaluator.submit` takes."""
+        evaluator = self._evaluator
+        self._submit(lambda: None if evaluator is None else evaluator.submit(state, step=step, epoch=epoch))
 
     def poll(self, *, step: int) -> list[EvaluationRecord]:
         """What has ended. Waits for nothing but the other ranks, and only while something is open."""
@@ -111,6 +112,15 @@ class RankedEvaluator:
         """Ends the evaluator. Takes part in nothing: it may be called where other ranks are gone."""
         if self._evaluator is not None:
             self._evaluator.close()
+
+    def _submit(self, submit: Callable[[], object]) -> None:
+        error: Exception | None = None
+        try:
+            submit()
+        except Exception as raised:
+            error = raised
+        self._agree_on(error)
+        self._open += 1
 
     def _agree_on(self, error: Exception | None) -> None:
         if error is not None:

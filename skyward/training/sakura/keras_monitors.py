@@ -1,0 +1,132 @@
+"""Keras's callbacks that wait for a metric, when it comes from beside training: epochs later, if at all.
+
+`EarlyStopping`, `ReduceLROnPlateau` and a `ModelCheckpoint(save_best_only=True)` look at an epoch's logs when it ends:
+there they would find nothing, and warn. While `fit` runs, those whose metric training does not give act once for each
+result instead, with the logs of the epoch that was evaluated. The model has the weights that were scored while one
+that keeps weights acts, so what it writes or restores is what the score is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["KerasMonitors", "load_weights_anywhere", "values_of"]
+
+Weights = Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """A callback whose epoch ends are ours. own: what its instance had under that name."""
+
+    callback: Any
+    hook: Callable[..., Any]
+    own: Any
+    needs_weights: bool
+
+
+class KerasMonitors:
+    """Those of one fit. Between `attach` and `detach` their `on_epoch_end` is ours. callbacks: all of the fit's."""
+
+    def __init__(self, callbacks: Iterable[Any], model: Any) -> None:
+        self._model = model
+        self._callbacks = list(callbacks)
+        self._held: list[_Held] = []
+        self._waits_for: dict[str, str] = {}
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether `told` needs the weights that were scored."""
+        return any(each.needs_weights for each in self._held)
+
+    @property
+    def waits_for(self) -> dict[str, str]:
+        """Metrics that an epoch's logs did not have, each with who monitors it."""
+        return dict(self._waits_for)
+
+    def attach(self) -> None:
+        from keras import callbacks as kinds
+
+        for each in self._callbacks:
+            if isinstance(each, kinds.ModelCheckpoint):
+                is_monitor = each.save_best_only and each.save_freq == "epoch"
+                needs_weights = True
+            else:
+                is_monitor = isinstance(each, (kinds.EarlyStopping, kinds.ReduceLROnPlateau))
+                needs_weights = bool(getattr(each, "restore_best_weights", False))
+            if is_monitor:
+                self._hold(each, needs_weights)
+
+    def detach(self) -> None:
+        """Gives everything back. Idempotent."""
+        for each in self._held:
+            if each.own is None:
+                del each.callback.on_epoch_end
+            else:
+                each.callback.on_epoch_end = each.own
+        self._held = []
+
+    def told(self, epoch: int, logs: Mapping[str, Any], weights: Weights | None) -> None:
+        """What came of an epoch's evaluation. logs: that epoch's, with the metrics, named `val_...`.
+
+        weights: those that were scored; needed where `needs_weights`.
+        """
+        for each in self._held:
+            if each.callback.monitor not in logs or not _is_number(logs[each.callback.monitor]):
+                continue
+            with _with_weights(self._model, weights if each.needs_weights else None):
+                each.hook(epoch, dict(logs))
+
+    def _hold(self, callback: Any, needs_weights: bool) -> None:
+        original = callback.on_epoch_end
+
+        def on_epoch_end(epoch: int, logs: Any = None) -> None:
+            if callback.monitor in (logs or {}):
+                original(epoch, logs)
+            else:
+                self._waits_for.setdefault(callback.monitor, type(callback).__name__)
+
+        own = vars(callback).get("on_epoch_end")
+        callback.on_epoch_end = on_epoch_end
+        self._held.append(_Held(callback=callback, hook=original, own=own, needs_weights=needs_weights))
+
+
+@contextmanager
+def _with_weights(model: Any, weights: Weights | None) -> Iterator[None]:
+    if weights is None:
+        yield
+        return
+    kept = model.get_weights()
+    load_weights_anywhere(model, weights)
+    try:
+        yield
+    finally:
+        model.set_weights(kept)
+
+
+def values_of(model: Any) -> list[Any]:
+    """A model's weights as its backend holds them, without a copy: to be copied once, by who takes a snapshot."""
+    return [variable.value.detach() if _is_torch(variable.value) else variable.value for variable in model.weights]
+
+
+def load_weights_anywhere(model: Any, weights: Weights) -> None:
+    """Puts weights, arrays or torch's tensors, into a Keras model of any backend."""
+    model.set_weights([_array(each) for each in weights])
+
+
+def _array(value: Any) -> Any:
+    if not _is_torch(value):
+        return value
+    value = value.detach().cpu()
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)

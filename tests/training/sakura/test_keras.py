@@ -1,0 +1,154 @@
+"""Evaluation beside Keras's `fit`, on three backends: each in one process, which all its tests share."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# Keras 3.15 gives numpy 2 what it has given up.
+WARNINGS = ("-W", "error", "-W", "ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.fixture(scope="module", params=["torch", "jax", pytest.param("tensorflow", marks=pytest.mark.slow)])
+def found(request: pytest.FixtureRequest) -> Any:
+    script = Path(__file__).with_name("keras_scenarios.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, *WARNINGS, script, request.param],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = (each for each in done.stdout.splitlines() if each.startswith("FOUND "))
+    return {**json.loads(line.removeprefix("FOUND ")), "backend": request.param, "printed": done.stdout}
+
+
+def test_metrics_are_those_of_evaluating_the_same_weights_inline(found: Any) -> None:
+    rows = found["rows"]
+    assert [{name: row[name] for name in ("loss", "mae")} for row in rows["history"]] == rows["inline"]
+    assert [row["epoch"] for row in rows["history"]] == [0, 1, 2, 3]
+    assert [row["step"] for row in rows["history"]] == [3, 6, 9, 12]
+    assert {row["status"] for row in rows["history"]} == {"ok"}
+    assert rows["history"][0].keys() >= {"worker_name", "elapsed_secs", "snapshot_id", "submitted_at", "started_at"}
+    assert rows["best"] == min(each["loss"] for each in rows["inline"])
+
+
+def test_kerass_history_has_them_at_the_epochs_that_were_evaluated(found: Any) -> None:
+    inline = found["rows"]["inline"]
+    assert found["rows"]["keras"] == {
+        "val_loss": [each["loss"] for each in inline],
+        "val_mae": [each["mae"] for each in inline],
+    }
+
+
+def test_training_is_the_same_as_without(found: Any) -> None:
+    with_it, without = found["rows"]["losses"]
+    assert with_it == without
+    assert found["rows"]["is_same_training"]
+    assert found["rows"]["threads"] == []
+
+
+def test_a_timeline_has_a_copy_and_an_evaluation_for_each_epoch(found: Any) -> None:
+    tracks = found["rows"]["tracks"]
+    assert (tracks["snapshot"], tracks["transfer"], tracks["in-process"]) == (4, 4, 4)
+
+
+def test_early_stopping_acts_once_for_each_result_and_restores_the_weights_that_were_scored(found: Any) -> None:
+    decisions = found["decisions"]
+    # The third is best; two that are worse follow, of which the last is known when the sixth epoch ends.
+    assert decisions["epochs"] == 6
+    assert decisions["restored"]
+    assert decisions["given_back"]
+    assert decisions["keras"] == [0.9, 0.5, 0.3, 0.6, 0.7, 0.8]
+
+
+def test_the_learning_rate_is_reduced_for_each_result_that_is_worse(found: Any) -> None:
+    assert found["decisions"]["rate"] == pytest.approx(0.1 * 0.5**3)
+
+
+def test_the_best_files_have_the_weights_that_were_scored(found: Any) -> None:
+    decisions = found["decisions"]
+    assert decisions["best"] == [True, 0.3]
+    assert decisions["record"] == 2
+    assert decisions["checkpoint"]
+    assert decisions["written"] == [
+        *(f"{epoch}-{loss}.weights.h5" for epoch, loss in ((1, 0.9), (2, 0.5), (3, 0.3))),
+        *("best.weights.h5", "best.weights.h5.json"),
+    ]
+
+
+def test_a_result_that_is_there_when_its_epoch_ends_is_in_its_logs(found: Any) -> None:
+    inline = found["inline"]
+    assert inline["seen"] == inline["keras"] == [0.9, 0.5, 0.3, 0.6, 0.7]
+    assert inline["restored"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("uncompiled", "model_factory: the model that it makes is not compiled, .* call model.compile"),
+        ("unbuilt", "model_factory: the model that it makes has no weights yet"),
+        ("other", r"not the one that trains: it has \(2, 5\) for weight 0, not \(2, 3\)"),
+        ("raises", "ZeroDivisionError: division by zero"),
+        ("number", r"returned float \(0.5\); return a dictionary"),
+    ],
+)
+def test_an_evaluation_that_fails_is_a_row_and_training_goes_on(found: Any, name: str, error: str) -> None:
+    import re
+
+    status, said, is_same_training = found["failures"][name]
+    assert status == "failed"
+    assert re.search(error, said)
+    assert is_same_training
+
+
+def test_a_failure_may_end_training(found: Any) -> None:
+    assert "raised" in found["failures"]
+
+
+def test_what_comes_too_late_is_logged_and_decides_nothing(found: Any) -> None:
+    ages = found["ages"]
+    assert sorted(ages["status"]) == [[0, "late", None], [1, "skipped", True], [2, "skipped", True], [3, "ok", None]]
+    assert ages["keras"] == [0.5, None, None, 0.5]
+    assert ages["best"] == ages["stop_best"] == 0.5
+
+
+def test_our_loggers_hear_of_it_at_the_evaluated_step(found: Any) -> None:
+    assert found["others"]["records"] == [[6, 2.0, 0.9], [12, 4.0, 0.5]]
+
+
+def test_it_is_said_what_nobody_gives_and_what_is_done_twice(found: Any) -> None:
+    monitor, twice = found["others"]["said"]
+    assert monitor == "EarlyStopping monitors 'val_accuracy', which val_fn did not give: it gave val_loss"
+    assert twice.startswith("fit was given validation_data, which Keras evaluates, too")
+    assert found["others"]["keras"] == 2
+
+
+def test_tensorboard_has_it_at_the_evaluated_epoch(found: Any) -> None:
+    if found["backend"] != "tensorflow":
+        assert found["tensorboard"] is None  # Keras's needs TensorFlow
+        return
+    assert found["tensorboard"] == [[0, 0.9], [1, 0.5], [2, 0.3]]
+
+
+def test_in_another_process_it_is_the_same(found: Any) -> None:
+    if found["backend"] != "jax":
+        assert found["elsewhere"] is None  # one process more is enough
+        return
+    first, second = found["elsewhere"]["rows"]
+    assert {name: first[name] for name in ("loss", "mae")} == found["elsewhere"]["inline"]
+    assert [first["worker"], second["status"]] == ["subprocess", "ok"]
+    assert f"Epoch 1: val_loss {first['loss']:.4g}, val_mae {first['mae']:.4g} (subprocess, " in found["printed"]
+    assert not math.isnan(second["loss"])

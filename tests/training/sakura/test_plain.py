@@ -1,0 +1,123 @@
+"""`AsyncTrainer`: a trainer of no framework, whose tests run beside its next epoch."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from skyward.errors import UsageError
+from skyward.training.sakura import AsyncTrainer
+
+X = torch.linspace(-1, 1, 8)[:, None]
+
+
+def make() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+
+
+def loss_of(model: torch.nn.Module) -> float:
+    with torch.no_grad():
+        return float(model(X).square().mean())
+
+
+class Trainer:
+    """As users of Sakura write them. form: what its state is."""
+
+    def __init__(self, form: str = "pickles", epochs: int = 4) -> None:
+        torch.manual_seed(0)
+        self._model, self._form = make(), form
+        self._epochs, self._epoch = range(1, epochs + 1), 0
+        self._metrics = SimpleNamespace(test=None)
+        self.seen: list[Any] = []
+        self.inline: list[float] = []
+
+    def train(self, loader: Any) -> None:
+        self.seen.append((self._epoch, self._metrics.test and self._metrics.test["loss"]))
+        optimizer = torch.optim.SGD(self._model.parameters(), 0.5)
+        for batch in loader:
+            loss = (self._model(batch) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        self._model.eval()
+        self.inline.append(loss_of(self._model))
+        self._model.train()
+
+    def serialized_state_dict(self) -> Any:
+        state = self._model.cpu().state_dict()
+        if self._form == "tensors":
+            return state
+        if self._form == "one pickle":
+            return pickle.dumps(state)
+        return OrderedDict((name, pickle.dumps(value)) for name, value in state.items())
+
+
+def score(model: Any) -> Any:
+    assert not model.training
+    return {"loss": loss_of(model)}
+
+
+@pytest.mark.parametrize("form", ["pickles", "one pickle", "tensors"])
+def test_each_epochs_weights_are_tested_and_known_before_the_epoch_after_the_next(form: str) -> None:
+    trainer = Trainer(form)
+    beside = AsyncTrainer(trainer, make, score, gate="always")
+    beside.run([X, X + 1])
+    assert [row["loss"] for row in beside.history] == trainer.inline
+    assert [(row["epoch"], row["step"], row["status"]) for row in beside.history] == [
+        (at, at, "ok") for at in range(1, 5)
+    ]
+    # Strict: when an epoch begins, the test of the one before the last is there; the last one's, at the end.
+    assert [epoch for epoch, _ in trainer.seen] == [1, 2, 3, 4]
+    known = [loss for _, loss in trainer.seen]
+    assert known[0] is None
+    assert known[2] in (trainer.inline[0], trainer.inline[1])
+    assert known[3] in (trainer.inline[1], trainer.inline[2])
+    assert trainer._metrics.test["loss"] == trainer.inline[3]
+    assert trainer._metrics.test["elapsed_secs"] > 0
+
+
+def test_training_is_the_same_as_without_and_no_thread_is_left() -> None:
+    beside = Trainer()
+    AsyncTrainer(beside, make, score).run([X])
+    torch.manual_seed(0)
+    alone = Trainer()
+    for _ in alone._epochs:
+        alone.train([X])
+    assert beside.inline == alone.inline
+    assert not [each for each in threading.enumerate() if each.name.startswith(("skyward", "test"))]
+
+
+def test_a_test_that_fails_leaves_the_metrics_and_says_so_in_the_history() -> None:
+    trainer = Trainer(epochs=2)
+    beside = AsyncTrainer(trainer, make, lambda model: 1 / 0)
+    beside.run([X])
+    assert [(row["status"], row["error"]) for row in beside.history] == [
+        ("failed", "ZeroDivisionError: division by zero")
+    ] * 2
+    assert trainer._metrics.test is None
+    with pytest.raises(ZeroDivisionError):
+        AsyncTrainer(Trainer(), make, lambda model: 1 / 0, on_error="raise").run([X])
+
+
+def test_an_end_that_waits_for_nothing_is_bounded() -> None:
+    go = threading.Event()
+    trainer = Trainer(epochs=1)
+    beside = AsyncTrainer(trainer, make, lambda model: {"waited": go.wait(60)}, gate="always", drain_timeout_s=0.1)
+    beside.run([X])
+    go.set()
+    (row,) = beside.history
+    assert row["status"] == "failed"
+    assert "had not ended 0.1 s after training had" in row["error"]
+
+
+def test_a_trainer_that_lacks_something_is_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="trainer: SimpleNamespace has no serialized_state_dict, _epochs, _epoch"):
+        AsyncTrainer(SimpleNamespace(train=None, _metrics=None), make, score)
+    with pytest.raises(UsageError, match="test_fn=None: it cannot be called"):
+        AsyncTrainer(Trainer(), make, None)  # type: ignore[arg-type]
