@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,20 +116,6 @@ def test_a_rank_killed_at_any_write_of_a_save_costs_no_checkpoint(tmp_path: Path
         leader.kill()
     assert seen == answer
     assert seen > 60
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.mark.root
