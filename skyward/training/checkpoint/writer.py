@@ -13,10 +13,10 @@ import torch
 
 from ...errors import CheckpointCorrupt, UsageError
 from .folders import Folder, LocalFolder, digest_of_file
-from .hashing import digest_of
+from .hashing import HashingFile, digest_of
 from .manifest import FileEntry
 
-__all__ = ["check_file", "read_state", "write_state"]
+__all__ = ["check_file", "read_state", "serialise", "write_state"]
 
 _DTYPES = {
     torch.bool: "BOOL",
@@ -38,12 +38,17 @@ _ALIASES = "skyward.aliases"
 def write_state(folder: Folder, name: str, state: Any, *, kind: str = "torch") -> tuple[int, str]:
     """Durable when it returns. kind: "torch" (torch.save) or "safetensors". Gives its bytes and digest."""
     with folder.create(name) as file:
-        if kind == "safetensors":
-            _write_safetensors(file, state)
-        else:
-            with _without_crc32():
-                torch.save(state, cast("Any", file))
+        serialise(file, state, kind)
     return file.bytes, file.digest
+
+
+def serialise(file: HashingFile, state: Any, kind: str) -> None:
+    """kind: as `write_state`'s."""
+    if kind == "safetensors":
+        _write_safetensors(file, state)
+        return
+    with _without_crc32():
+        torch.save(state, cast("Any", file))
 
 
 def _without_crc32() -> AbstractContextManager[object]:
