@@ -1,5 +1,6 @@
 """What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
 
+from .adaptive import AdaptiveCompute as AdaptiveCompute
 from .best import BestModel as BestModel
 from .callback import AsyncEvaluation as AsyncEvaluation
 from .dispatcher import Content as Content
@@ -10,6 +11,7 @@ from .evaluator import AsyncEvaluator as AsyncEvaluator
 from .load import load_torch as load_torch
 from .load import load_trainable as load_trainable
 from .load import load_weights as load_weights
+from .members import WorkerState as WorkerState
 from .ranks import submit_model as submit_model
 from .records import EvaluationRecord as EvaluationRecord
 from .state import is_sharded as is_sharded

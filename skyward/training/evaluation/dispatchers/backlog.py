@@ -47,7 +47,7 @@ class Backlog:
         self, slots: int = 1, *, beta: float = 0.9, initial_s: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.slots = slots
-        self._initial_s, self._clock = initial_s, clock
+        self.initial_s, self._clock = initial_s, clock
         self._seconds = Average(beta)
         self._running: dict[Hashable, float] = {}
         self._queued: dict[Hashable, None] = {}
@@ -62,7 +62,7 @@ class Backlog:
     def expected_s(self) -> float:
         """Seconds that a job is expected to run."""
         seen = self._seconds.value
-        return self._initial_s if seen is None else seen
+        return self.initial_s if seen is None else seen
 
     def add(self, job: Hashable) -> None:
         """It was submitted now."""
