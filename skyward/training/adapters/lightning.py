@@ -189,6 +189,12 @@ class LightningTranslation:
             told = {name: value for name, value in now.items() if name in self._eval_names}
             self._run.evaluated(as_eval_metrics(told))
 
+    def evaluated_beside(self, metrics: Mapping[str, Any], *, step: int, epoch: float) -> None:
+        """What `skyward.training.sakura` tells of a validation that was made elsewhere."""
+        self._eval_names |= set(metrics)
+        self._fit.eval_names = self._eval_names
+        self._run.evaluated_beside(as_eval_metrics(metrics), step=step, epoch=epoch)
+
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         self._run.fire("on_predict", metrics=as_eval_metrics(trainer.callback_metrics, prefix="test_"))
         self._run.bus.agree(self._run.control)

@@ -13,11 +13,12 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import UsageError
-from ..adapters.lightning import lightning_package
+from ..adapters.lightning import LightningTranslation, lightning_package
 from ..adapters.model import load_framework
 from ..agree import Ranks, ranks_of_this_process
 from ..callbacks.lines import write_line
@@ -62,7 +63,7 @@ class SakuraLightning:
         ranks: Ranks | None = None,
     ) -> None:
         if mode not in ("min", "max"):
-            raise UsageError(f"mode={mode!r}: give 'min' or 'max'")
+            raise UsageError(f"mode: {mode!r}; it is 'min' or 'max'")
         self._loader_factory, self._model_factory, self._model_path = val_loader_factory, model_factory, model_path
         self._monitor, self._mode, self._verbose, self._drain = monitor, mode, verbose, drain
         self._max_age_steps, self._given_ranks, self._trainable_only = max_age_steps, ranks, trainable_only
@@ -84,7 +85,7 @@ class SakuraLightning:
             self._options["cache_key"] = cache_key
         self._beside: RankedEvaluator | None = None
         self._monitors: Monitors | None = None
-        self._logger_steps: dict[int, int] = {}
+        self._asked: dict[int, _Asked] = {}
         self.history: list[dict[str, Any]] = []
         self.records: list[EvaluationRecord] = []
         self.best_val_loss: float | None = None
@@ -96,7 +97,7 @@ class SakuraLightning:
             raise UsageError("val_check_interval: a time is not possible here; give a number of batches, or a fraction")
         self.close()
         ranks = self._given_ranks or ranks_of_this_process(timeout_s=RANKS_TIMEOUT_S)
-        self._logger_steps = {}
+        self._asked = {}
         self._beside = RankedEvaluator(
             lambda: self._evaluator(trainer, pl_module),
             ranks=ranks,
@@ -114,15 +115,20 @@ class SakuraLightning:
         is_due = _is_due_after_batch(trainer, batch_idx)
         if is_due:
             # Lightning counts this batch when its callbacks have had it.
-            self._submit(trainer, logger_step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+            logger_step = trainer.fit_loop.epoch_loop._batches_that_stepped
+            part = (batch_idx + 1) / trainer.num_training_batches
+            self._submit(trainer, _Asked(logger_step=logger_step, epochs=trainer.current_epoch + part))
         if is_due or self._drain == "lazy":
             self._report(trainer, self._met.poll(step=trainer.global_step))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._watching.hold_schedulers()
         if _is_due_after_epoch(trainer):
-            self._submit(trainer, logger_step=trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
+            logger_step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
+            self._submit(trainer, _Asked(logger_step=logger_step, epochs=trainer.current_epoch + 1.0))
         self._report(trainer, self._met.poll(step=trainer.global_step))
+        if _is_last_epoch(trainer):  # other callbacks are told before us that training has ended
+            self._report(trainer, self._met.drain(step=trainer.global_step))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._report(trainer, self._met.drain(step=trainer.global_step))
@@ -181,11 +187,11 @@ class SakuraLightning:
             **self._options,
         )
 
-    def _submit(self, trainer: Any, *, logger_step: int) -> None:
+    def _submit(self, trainer: Any, asked: _Asked) -> None:
         step = trainer.global_step
-        if step in self._logger_steps:  # of accumulated batches none has changed the weights since
+        if step in self._asked:  # batches that are accumulated do not change the weights
             return
-        self._logger_steps[step] = logger_step
+        self._asked[step] = asked
         self._watching.asked(step=step)
         self._met.submit(trainer.strategy.model, step=step, epoch=float(trainer.current_epoch))
 
@@ -207,9 +213,11 @@ class SakuraLightning:
                 self._watching.forget(record.step)
 
     def _log(self, trainer: Any, record: EvaluationRecord) -> None:
-        metrics = {**record.metrics, "epoch": int(record.epoch or 0)}
+        # What is logged on_step and on_epoch is in callback_metrics under its own name, too.
+        told = {name: value for name, value in record.metrics.items() if f"{name}_epoch" not in record.metrics}
+        metrics = {**told, "epoch": int(record.epoch or 0)}
         for logger in trainer.loggers:
-            logger.log_metrics(metrics=metrics, step=self._logger_steps[record.step])
+            logger.log_metrics(metrics=metrics, step=self._asked[record.step].logger_step)
             logger.save()
 
     def _decide(self, trainer: Any, record: EvaluationRecord) -> None:
@@ -226,11 +234,26 @@ class SakuraLightning:
         trainer.callback_metrics.update(metrics)
         trainer.logged_metrics.update(metrics)
         self._watching.told(metrics, step=record.step, epoch=int(record.epoch or 0))
+        for each in trainer.callbacks:
+            if isinstance(each, LightningTranslation):  # ours, in Lightning's Trainer
+                epochs = self._asked[record.step].epochs
+                each.evaluated_beside(record.metrics, step=record.step, epoch=epochs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is known of a validation when it is asked for."""
+
+    logger_step: int
+    """With which Lightning would have logged it."""
+    epochs: float
+    """That have been trained then."""
 
 
 def _factory_of(module: Any) -> Callable[[], Any]:
     kind: Any = type(module)
-    known = dict(getattr(module, "hparams", None) or {})
+    parameters = inspect.signature(kind).parameters
+    known = {name: value for name, value in (getattr(module, "hparams", None) or {}).items() if name in parameters}
     try:
         inspect.signature(kind).bind(**known)
     except TypeError as error:
@@ -244,6 +267,12 @@ def _factory_of(module: Any) -> Callable[[], Any]:
 def _has_adapters(module: Any) -> bool:
     """Whether a model of PEFT is in it: then only what is trained travels."""
     return any(hasattr(each, "peft_config") for each in module.modules())
+
+
+def _is_last_epoch(trainer: Any) -> bool:
+    epochs, steps = trainer.max_epochs, trainer.max_steps
+    is_over = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+    return bool(is_over or 0 <= steps <= trainer.global_step or trainer.should_stop)
 
 
 def _is_due_after_epoch(trainer: Any) -> bool:

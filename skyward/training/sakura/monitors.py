@@ -92,7 +92,7 @@ class Monitors:
         self._names |= set(metrics)
         trainer = self._trainer
         for stopper in self._stoppers:
-            if self.is_ours(stopper.monitor):
+            if self.is_ours(stopper.monitor) and not trainer.should_stop:
                 for hook in _STOPPERS_HOOKS:  # it listens to one of them
                     self._hooks[id(stopper), hook](trainer, trainer.lightning_module)
         for saver, path in self._waiting.pop(step, []):
