@@ -11,7 +11,7 @@ from typing import Any
 
 from skyward.training.evaluation import Content, Job
 
-__all__ = ["NoteLoading", "doubled", "hang", "job_of", "kill_me", "load", "make", "sleep", "waits_for"]
+__all__ = ["NoteLoading", "doubled", "ends_badly", "hang", "job_of", "kill_me", "load", "make", "sleep_on", "waits_for"]
 
 BUILT: list[int] = []
 
@@ -34,11 +34,6 @@ def hang(model: list[Any], payload: Any) -> dict[str, Any]:
     return {"value": model[0]}
 
 
-def sleep(model: list[Any], payload: float) -> dict[str, Any]:
-    time.sleep(payload)
-    return {"value": model[0], "pid": os.getpid()}
-
-
 def kill_me(model: list[Any], payload: Any) -> dict[str, Any]:
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
@@ -51,6 +46,24 @@ def waits_for(model: list[Any], payload: str) -> dict[str, Any]:
     while not (folder / f"end-{model[0]}").exists():
         time.sleep(0.005)
     return {"value": model[0], "pid": os.getpid()}
+
+
+def sleep_on(model: list[Any], seconds: float) -> dict[str, float]:
+    """Gives a number of the state when the time is over."""
+    time.sleep(seconds)
+    return {"value": float(model[0]["w"][0])}
+
+
+def ends_badly(model: list[Any], payload: object) -> Any:
+    """What becomes of it depends on the weights."""
+    step = int(model[0]["w"][0])
+    if step == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == 2:
+        raise KeyError("no such label")
+    if step == 3:
+        threading.Event().wait()
+    return [1] if step == 4 else {"value": step}
 
 
 def job_of(state: Any, eval_fn: Any = doubled, payload: Any = 1, **options: Any) -> Job:

@@ -60,6 +60,13 @@ def test_evaluations_run_side_by_side_on_the_nodes_and_say_which(pool: sky.Compu
         dispatcher.submit(job_of(1))
 
 
+def test_nodes_that_are_kept_for_evaluations_are_named_and_no_others_run_them(pool: sky.ComputePool) -> None:
+    dispatcher = as_dispatcher(pool.node(1))
+    assert (dispatcher.name, dispatcher.slots) == ("node 1", 1)
+    assert {dispatcher.submit(job_of(n)).result(60).worker for n in range(3)} == {"node 1"}
+    dispatcher.close()
+
+
 def test_the_open_pool_is_meant_by_the_package(pool: sky.ComputePool) -> None:
     dispatcher = as_dispatcher(sky)
     assert dispatcher.submit(job_of(1)).result(60).value["value"] == 3
