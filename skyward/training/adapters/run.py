@@ -203,24 +203,6 @@ class Run:
     def evaluation_begins(self) -> None:
         self._evaluation_began = time.monotonic()
 
-    def evaluated_beside(self, metrics: Mapping[str, Any], *, step: int, epoch: float) -> None:
-        """Of an evaluation beside training: for `on_evaluate` the state is at the step whose weights were scored.
-
-        Nothing once the run has ended.
-        """
-        if self._is_over:
-            return
-        state = self.state
-        now = state.global_step, state.epoch
-        state.global_step, state.epoch = step, epoch
-        try:
-            told = {**metrics, "epoch": epoch}
-            self._keep(told)
-            self.fire("on_evaluate", metrics=told)
-        finally:
-            state.global_step, state.epoch = now
-        self.settle()
-
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         self.control.should_evaluate = False
         told = dict(metrics)
@@ -233,7 +215,12 @@ class Run:
         self.settle()
 
     def evaluated_beside(self, metrics: Mapping[str, Any], *, step: int, epoch: float) -> None:
-        """An evaluation of an earlier step's weights, which ran beside training: callbacks get a state of that step."""
+        """An evaluation of an earlier step's weights, which ran beside training: callbacks get a state of that step.
+
+        Nothing once the run has ended.
+        """
+        if self._is_over:
+            return
         then = copy.copy(self.state)
         then.global_step, then.epoch = step, epoch
         told = {**metrics, "epoch": epoch}
