@@ -153,6 +153,18 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"the best, of step \d+: 0\.9\d\d; equal: True",
         r"timeline\.html: copies took \d\.\d\d s of \d+\.\d\d s",
     ),
+    "27_object_storage": (
+        r"on 2 nodes: after step 0 to step 30, loss 0\.\d+",
+        r"on 1 node: after step 30 to step 60, loss 0\.\d+",
+        r"s3://team/run/checkpoint-50: 1 ranks, whole: True\ns3://team/run/checkpoint-60: 1 ranks, whole: True",
+    ),
+    "28_migrate_checkpoints": (
+        r"by_hand: checkpoint-100, whole: True\nhugging_face: checkpoint-200, whole: True\n",
+        r"dcp: checkpoint-300, whole: True",
+        r"they differ in: \[\[\], \[\]\]",
+        r"two ranks go on with the same loss: True",
+        r"for others: \['model\.safetensors'\]",
+    ),
     "22_same_callbacks": (
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_transformers: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\n",
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_lightning: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.ckpt\n",
@@ -166,6 +178,7 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
         "ignore:The 'train_dataloader' does not have many workers:UserWarning",  # where there are many cores
         "ignore:The 'val_dataloader' does not have many workers:UserWarning",
     ),
+    "28_migrate_checkpoints": ("ignore:torch.distributed is disabled:UserWarning",),  # no_dist=True says so
     "22_same_callbacks": (
         "ignore:`isinstance(treespec:FutureWarning",
         "ignore:The 'train_dataloader' does not have many workers:UserWarning",
