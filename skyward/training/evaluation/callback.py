@@ -175,7 +175,7 @@ class AsyncEvaluation(TrainerCallback):
                 self._log(record, state, control, context)
             if self._stopping is not None and self._stopping.observe(record) and not is_last:
                 _log.info("training stops at step %d, by the evaluation of step %d", state.global_step, record.step)
-                control.should_training_stop = control.should_save = True
+                control.should_training_stop = True
 
     def _log(self, record: EvaluationRecord, state: Any, control: Any, context: Mapping[str, Any]) -> None:
         metrics = {name if name.startswith("eval_") else f"eval_{name}": each for name, each in record.metrics.items()}

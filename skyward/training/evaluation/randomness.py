@@ -13,8 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["OwnGenerators"]
 
-SEED = 0x5EED
-"""Every evaluation draws the same numbers."""
 _FUNCTIONS = ("bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm")
 _METHODS = (
     "bernoulli",
@@ -44,7 +42,8 @@ _LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
 
 
 class OwnGenerators(TorchFunctionMode):
-    """Within, in this thread, torch draws from other generators than elsewhere.
+    """Within, in this thread, torch draws from other generators than elsewhere: as if `torch.manual_seed` had just been
+    called with what it was last called with, so a factory that seeds makes what it always makes.
 
     Not covered: `torch.manual_seed`, dropout of a model in training mode, and the generators of Python and numpy.
     """
@@ -52,6 +51,7 @@ class OwnGenerators(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._made: dict[torch.device, torch.Generator] = {}
+        self._seed = torch.initial_seed()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -71,8 +71,11 @@ class OwnGenerators(TorchFunctionMode):
         return _LIKE[func](tensor.shape, generator=self._generator(device), **options)
 
     def _generator(self, device: torch.device) -> torch.Generator:
+        seed = torch.initial_seed()
+        if seed != self._seed:
+            self._seed, self._made = seed, {}
         if device not in self._made:
-            self._made[device] = torch.Generator(device).manual_seed(SEED)
+            self._made[device] = torch.Generator(device).manual_seed(seed)
         return self._made[device]
 
 
