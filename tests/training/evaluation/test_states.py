@@ -19,7 +19,7 @@ from tests.training.evaluation.parts import ByHand, make_model, norm_of, scored
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    cases = [of_ddp, of_sharded_parameters, of_fsdp, skipped_ones_gather_nothing, one_that_fails, in_the_trainer]
+    cases = [of_ddp, of_sharded_parameters, skipped_ones_gather_nothing, one_that_fails, in_the_trainer]
     return run_cases(cases, world=2, folder=tmp_path_factory.mktemp("states"))
 
 
@@ -128,17 +128,7 @@ def of_sharded_parameters(ranks: Any, place: Path) -> Any:
     return _evaluated(ranks, model, model)
 
 
-def of_fsdp(ranks: Any, place: Path) -> Any:
-    import warnings
-
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    warnings.simplefilter("ignore")
-    model = FullyShardedDataParallel(whole_model(), device_id=torch.device("cpu"), use_orig_params=True)
-    return _evaluated(ranks, model, model)
-
-
-@pytest.mark.parametrize("case", ["of_ddp", "of_sharded_parameters", "of_fsdp"])
+@pytest.mark.parametrize("case", ["of_ddp", "of_sharded_parameters"])
 def test_ranks_evaluate_the_whole_model_on_rank_0(said: Said, case: str) -> None:
     first, second = said[case]
     assert first[:2] == ("ok", ""), first
