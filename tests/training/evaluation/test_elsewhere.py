@@ -57,7 +57,8 @@ def test_training_takes_as_long_as_it_would_alone_and_one_evaluation(pool: sky.C
 
 
 def make_network() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Linear(8 * 26 * 26, 10))
+    """Its last weights are large enough to travel beside the pickle."""
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Linear(8 * 26 * 26, 50))
 
 
 def measure(model: nn.Module, data: tuple[torch.Tensor, torch.Tensor]) -> dict[str, float]:
@@ -82,7 +83,7 @@ def test_numbers_are_those_of_an_evaluation_in_training_to_the_bit(
     way: str, pool: sky.ComputePool, beside: SubprocessDispatcher
 ) -> None:
     torch.manual_seed(0)
-    images, labels = torch.randn(16, 1, 28, 28), torch.randint(10, (16,))
+    images, labels = torch.randn(16, 1, 28, 28), torch.randint(50, (16,))
     model = make_network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     expected = []

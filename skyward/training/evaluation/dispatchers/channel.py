@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 
-__all__ = ["Kind", "receive", "send"]
+__all__ = ["Kind", "readable", "receive", "send"]
 
 _HEAD = struct.Struct("<BQ")
 
@@ -38,6 +40,14 @@ def receive(sock: socket.socket) -> tuple[Kind, bytes] | None:
     kind, length = _HEAD.unpack(head)
     body = _exactly(sock, length)
     return None if body is None else (Kind(kind), bytes(body))
+
+
+def readable(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
+    """Which of them can be read now, or have ended; waits for one. Not `select`: that knows only low descriptors."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)}
 
 
 def _exactly(sock: socket.socket, length: int) -> bytearray | None:

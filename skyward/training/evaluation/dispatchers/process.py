@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 from ....errors import SlotLost
 from ....wire.payloads import encode
 from .arena import Arena
-from .channel import Kind, receive, send
+from .channel import Kind, readable, receive, send
 from .packed import PackedJob
 
 __all__ = ["WorkerProcess"]
@@ -27,6 +26,8 @@ sys.path[:] = json.loads(os.environ.pop("SKYWARD_EVALUATION_PATH"))
 from skyward.training.evaluation.dispatchers.process_main import main
 main()
 """
+_LARGE_BYTES = 16 << 20
+"""Contents are sent once: the pages of those that are larger are not kept for the next states."""
 _LOOK_S = 0.2
 """Seconds between two looks whether it lives, where the system cannot tell when it ends."""
 
@@ -43,7 +44,7 @@ class WorkerProcess:
         """Digests of the contents that it has, as far as is known here."""
         self._name = name
         self._arena = Arena()
-        self._had_contents = False
+        self._had_large_contents = False
         self._sock, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
@@ -72,15 +73,15 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         if self._pidfd < 0:
             return self._process.poll() is None
-        return not select.select([self._pidfd], [], [], 0)[0]
+        return not readable([self._pidfd], 0)
 
     def send_job(self, state: Any, packed: PackedJob, contents: Mapping[str, bytes]) -> None:
         """Copies the state's large buffers to memory that both see, and the rest over the socket.
 
         Raises: SlotLost; OSError: there is no memory; what pickling the state raises.
         """
-        self._arena.begin(keep=not self._had_contents)  # a large payload is sent once, and its pages are not kept
-        self._had_contents = bool(contents)
+        self._arena.begin(keep=not self._had_large_contents)
+        self._had_large_contents = sum(map(len, contents.values())) > _LARGE_BYTES
         body = encode((state, packed, dict(contents)), self._arena.put).body
         try:
             send(self._sock, Kind.JOB, body)
@@ -89,11 +90,11 @@ class WorkerProcess:
 
     def receive(self) -> tuple[Kind, bytes]:
         """Its next answer; waits for it. Raises: SlotLost: it has died, or was killed."""
-        ends: list[Any] = [self._sock] if self._pidfd < 0 else [self._sock, self._pidfd]
+        sock = self._sock.fileno()
+        ends = [sock] if self._pidfd < 0 else [sock, self._pidfd]
         while True:
             # Not the socket alone: what the process started may hold the other end, and outlive it.
-            ready, _, _ = select.select(ends, [], [], _LOOK_S if self._pidfd < 0 else None)
-            if self._sock in ready:
+            if sock in readable(ends, _LOOK_S if self._pidfd < 0 else None):
                 frame = receive(self._sock)
                 if frame is None:
                     raise self._lost()

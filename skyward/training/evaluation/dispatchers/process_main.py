@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import queue
-import select
 import signal
 import socket
 import sys
@@ -22,7 +21,7 @@ from ....wire.failures import encode_failure
 from ....wire.payloads import decode, parse
 from ..worker import Scored, Worker
 from .arena import ArenaView
-from .channel import Kind, receive, send
+from .channel import Kind, readable, receive, send
 from .packed import ContentsMissing, PackedJob, unpack
 
 __all__ = ["main"]
@@ -52,7 +51,7 @@ def _read(sock: socket.socket, jobs: queue.SimpleQueue[bytes]) -> None:
     """Reads on while an evaluation runs: so the end of the other side is noticed at any time."""
     parent = os.getppid()
     while os.getppid() == parent:  # children of the other side may hold the socket, and outlive it
-        if not select.select([sock], [], [], _LOOK_S)[0]:
+        if not readable([sock.fileno()], _LOOK_S):
             continue
         frame = receive(sock)
         if frame is None:

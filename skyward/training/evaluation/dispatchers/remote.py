@@ -70,9 +70,9 @@ class PoolDispatcher:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether evaluations certainly do not use this machine's hardware."""
+        """Whether its nodes are other machines than this one, as far as their provider's name tells."""
         pool = getattr(self.target, "pool", self.target)
-        return getattr(getattr(pool, "provider", None), "is_rented", False) is True
+        return getattr(getattr(pool, "provider", None), "name", "local") != "local"
 
     def submit(self, job: Job) -> Future[Outcome]:
         """Sends it; the state is copied when this returns.

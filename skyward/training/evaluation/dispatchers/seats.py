@@ -24,6 +24,9 @@ class Seat(abc.ABC):
     number: which seat of its dispatcher it is, from 0.
     """
 
+    ends_when_given_up = False
+    """Whether `run` returns soon after `give_up`."""
+
     def __init__(self, number: int) -> None:
         self.number = number
 
@@ -66,7 +69,7 @@ class SeatedDispatcher(abc.ABC):
         self._running: dict[Future[Any], _Task] = {}
         self._free: list[Seat] = [self._new_seat(number) for number in range(slots)]
         self._threads: set[threading.Thread] = set()
-        """Without those whose job was given up."""
+        """Without those whose job was given up, and that may never end."""
         self._is_closed = False
         self._changed = threading.Condition()
 
@@ -133,6 +136,8 @@ class SeatedDispatcher(abc.ABC):
                 task.seat, task.thread = seat, me
             if not self._run(task, seat):
                 seat.close()
+                with self._changed:
+                    self._threads.discard(me)
                 return
 
     def _run(self, task: _Task, seat: Seat) -> bool:
@@ -182,7 +187,8 @@ class SeatedDispatcher(abc.ABC):
             else:
                 assert task.seat is not None
                 assert task.thread is not None
-                self._threads.discard(task.thread)
+                if not task.seat.ends_when_given_up:
+                    self._threads.discard(task.thread)
                 what = task.seat.give_up()
                 self._free.append(self._new_seat(task.seat.number))
             self._backlog.end(future, is_typical=False)

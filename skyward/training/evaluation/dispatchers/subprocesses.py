@@ -44,6 +44,8 @@ class SubprocessDispatcher(SeatedDispatcher):
 
 
 class _Beside(Seat):
+    ends_when_given_up = True
+
     def __init__(self, number: int, name: str) -> None:
         super().__init__(number)
         self._name = name

@@ -146,8 +146,8 @@ def test_closing_leaves_no_process_thread_nor_descriptor(tmp_path: Path) -> None
     assert futures[0].result(60).worker.startswith("subprocess ")
     dispatcher.close(cancel=True)
     assert futures[1].cancelled()
-    until(lambda: all(_is_gone(pid) for pid in pids))
-    until(lambda: threading.active_count() == threads)
+    assert threading.active_count() == threads
+    assert all(_is_gone(pid) for pid in pids)
     assert set(os.listdir("/proc/self/fd")) <= descriptors
 
 
