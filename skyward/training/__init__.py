@@ -22,7 +22,15 @@ _MODULES = {
     "checkpoint": ("Checkpoints", "FileCheckpoints", "RNGState", "SharingPattern", "StateComponent"),
     "reporting": ("report",),
     "events": ("EVENTS", "Stateful", "TrainerCallback", "TrainerControl", "TrainerState"),
-    "trainer": ("DDPTrainer", "EvalPrediction", "PredictionOutput", "TrainOutput", "Trainer"),
+    "trainer": (
+        "AccelTrainer",
+        "DDPTrainer",
+        "EvalPrediction",
+        "PipelineTrainer",
+        "PredictionOutput",
+        "TrainOutput",
+        "Trainer",
+    ),
 }
 _SUBMODULES = ("evaluation", "sakura")
 

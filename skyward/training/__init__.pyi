@@ -38,13 +38,16 @@ from .events import TrainerCallback as TrainerCallback
 from .events import TrainerControl as TrainerControl
 from .events import TrainerState as TrainerState
 from .reporting import report as report
+from .trainer import AccelTrainer as AccelTrainer
 from .trainer import DDPTrainer as DDPTrainer
 from .trainer import EvalPrediction as EvalPrediction
+from .trainer import PipelineTrainer as PipelineTrainer
 from .trainer import PredictionOutput as PredictionOutput
 from .trainer import Trainer as Trainer
 from .trainer import TrainOutput as TrainOutput
 
 __all__ = [
+    "AccelTrainer",
     "Alone",
     "CallbackHandler",
     "Checkpoints",
@@ -64,6 +67,7 @@ __all__ = [
     "LightningCallbacks",
     "ParameterNormLogger",
     "PeakMemory",
+    "PipelineTrainer",
     "PredictionOutput",
     "ProfilerCallback",
     "ProgressCallback",

@@ -24,10 +24,12 @@ from .world import unwrap
 __all__ = [
     "IGNORED",
     "Weights",
+    "apart",
     "call",
     "labels_of",
     "loss_of",
     "on_device",
+    "shifts_labels",
     "takes_num_items",
     "tokens_in",
     "weigh",
@@ -127,6 +129,16 @@ def labels_of(inputs: Any, names: Sequence[str] | None) -> Any:
     return None
 
 
+def apart(inputs: Any, names: Any) -> tuple[Any, Any]:
+    """A batch's labels, and the rest of it."""
+    labels = labels_of(inputs, names)
+    if labels is None:
+        return None, inputs
+    if isinstance(inputs, Mapping):
+        return labels, {key: value for key, value in inputs.items() if key not in (names or ("labels",))}
+    return labels, inputs[:-1]
+
+
 def takes_num_items(function: Callable[..., Any] | nn.Module) -> bool:
     """Whether a model, or a loss function, wants to divide by the number of labels of the whole step by itself."""
     if isinstance(function, nn.Module):
@@ -141,6 +153,11 @@ def takes_num_items(function: Callable[..., Any] | nn.Module) -> bool:
     else:
         parameters = inspect.signature(function).parameters
     return "num_items_in_batch" in parameters
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether the model's loss leaves out each row's first label: Hugging Face's causal language models."""
+    return "ForCausalLM" in str(getattr(model, "loss_type", "")) or type(model).__name__.endswith("LMHeadModel")
 
 
 def tokens_in(inputs: Any, model: nn.Module) -> int:
@@ -161,9 +178,11 @@ def weigh(
     device: torch.device,
     counts_itself: bool,
     shifts_labels: bool,
+    group: Any = None,
 ) -> Weights:
     """How much each of a step's micro-batches counts.
 
+    ranks: those that have batches of their own; group: torch's process group of them, None: all there are.
     Gradients of ranks are averaged, so factors are larger by their number. counts_itself: the model divides by the
     number of labels of all. shifts_labels: it leaves out the first label of each row.
     """
@@ -174,13 +193,13 @@ def weigh(
         if all(batch.samples_of_all is not None for batch in batches):
             total = sum(batch.samples_of_all or 0 for batch in batches)
         else:
-            total = int(_sum(torch.tensor(sum(own), device=device), world).item())
+            total = int(_sum(torch.tensor(sum(own), device=device), world, group).item())
         return Weights(factors=[each * world / max(total, 1) for each in own], num_items_in_batch=None)
     mine = torch.stack([count.to(device) for count in counts])
     items = mine.sum()
     shared = args.average_tokens_across_devices
     if shared:
-        items = _sum(items, world)
+        items = _sum(items, world, group)
     items = items.clamp(min=1)
     scale = world if shared else 1
     if counts_itself:
@@ -207,9 +226,9 @@ def _label_counts(
     return found
 
 
-def _sum(value: torch.Tensor, world: int) -> torch.Tensor:
+def _sum(value: torch.Tensor, world: int, group: Any) -> torch.Tensor:
     if world > 1:
-        torch.distributed.all_reduce(value)
+        torch.distributed.all_reduce(value, group=group)
     return value
 
 

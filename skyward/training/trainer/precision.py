@@ -35,12 +35,16 @@ class Precision:
         self, optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter], max_norm: float
     ) -> torch.Tensor:
         """Scales the gradients down to max_norm (0: not). Gives their norm before: (), on the device, no sync."""
-        if self._scaler is not None:
-            self._scaler.unscale_(optimizer)
+        self.unscale(optimizer)
         trained = [parameter for parameter in parameters if parameter.grad is not None]
         if max_norm > 0:
             return full(torch.nn.utils.clip_grad_norm_(trained, max_norm))
         return full(torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None]))
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients become those of the loss itself. Once for each step."""
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """The optimizer's step. Gives whether it was made: fp16 leaves out one whose gradients overflowed."""

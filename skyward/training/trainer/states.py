@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from .world import is_sharded
 
-__all__ = ["ModelState", "OptimizerState", "RunState"]
+__all__ = ["ModelState", "OptimizerState", "RunState", "write_weights"]
 
 
 class ModelState:
@@ -76,6 +77,15 @@ class RunState:
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         self._take(state_dict, state_dict["record"])
+
+
+def write_weights(folder: str, weights: Mapping[str, torch.Tensor]) -> None:
+    """As `folder/model.safetensors`. Tied weights are written once for each of their names: it has no aliases."""
+    from safetensors.torch import save_file
+
+    os.makedirs(folder, exist_ok=True)
+    own = {name: value.detach().cpu().clone().contiguous() for name, value in weights.items()}
+    save_file(own, os.path.join(folder, "model.safetensors"))
 
 
 def _options() -> Any:

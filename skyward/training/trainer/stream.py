@@ -34,10 +34,21 @@ class Stream:
 
     source: reads this rank's batches; with `dispatches`, reads every rank's on rank 0 (None elsewhere).
     is_planned: all ranks read equally many batches, without asking one another.
+    shares: where it dispatches, which batch of a round each rank gets; None: each its own.
     rounds: in an epoch; None where that is not known.
     """
 
-    def __init__(self, source: Source | None, *, ranks: Ranks, dispatches: bool, is_planned: bool) -> None:
+    def __init__(
+        self,
+        source: Source | None,
+        *,
+        ranks: Ranks,
+        dispatches: bool,
+        is_planned: bool,
+        shares: tuple[int, ...] | None = None,
+    ) -> None:
+        self._shares = tuple(range(ranks.world_size)) if shares is None else shares
+        self._width = max(self._shares) + 1
         self._source = source
         self._ranks = ranks
         self._dispatches = dispatches and ranks.world_size > 1
@@ -46,7 +57,7 @@ class Stream:
         length = None if source is None else source.length
         if self._dispatches:
             length = ranks.share(length)
-            length = None if length is None else -(-length // ranks.world_size)
+            length = None if length is None else -(-length // self._width)
             self._group = torch.distributed.new_group(backend="gloo")
         self.rounds: int | None = length
 
@@ -57,8 +68,9 @@ class Stream:
 
     @property
     def sharing_pattern(self) -> SharingPattern:
-        """Of its state."""
-        return SharingPattern.GLOBAL if self._dispatches else SharingPattern.PER_RANK
+        """Of its state: one where one rank reads, the only one or rank 0."""
+        is_one = self._dispatches or self._ranks.world_size == 1
+        return SharingPattern.GLOBAL if is_one else SharingPattern.PER_RANK
 
     def open(self, epoch: int, *, skip: int) -> None:
         """Goes to micro-batch `skip` of an epoch."""
@@ -94,29 +106,30 @@ class Stream:
             self._source.load_state_dict(state_dict)
 
     def _handed_out(self, epoch: int, skip: int) -> Iterator[MicroBatch]:
-        world, is_reader = self._ranks.world_size, self._ranks.rank == 0
+        is_reader = self._ranks.rank == 0
         reads: Iterator[Read] = iter(())
         failed: Exception | None = None
         if is_reader:
             assert self._source is not None
             try:
-                reads = self._source.open(epoch, skip=skip * world)
+                reads = self._source.open(epoch, skip=skip * self._width)
             except Exception as error:
                 failed = error
         return self._receive(reads, failed)
 
     def _receive(self, reads: Iterator[Read], failed: Exception | None) -> Iterator[MicroBatch]:
         """Each round: rank 0 sends everybody a batch, None at the end, or what went wrong: nobody waits for ever."""
-        world, is_reader = self._ranks.world_size, self._ranks.rank == 0
+        is_reader = self._ranks.rank == 0
         while True:
             parts: list[Any] = []
             if is_reader and failed is None:
                 try:
-                    parts = _parts(list(islice(reads, world)), world)
+                    round_of = _parts(list(islice(reads, self._width)), self._width)
+                    parts = [round_of[share] for share in self._shares]
                 except Exception as error:
                     failed = error
             if failed is not None:
-                parts = [f"{type(failed).__name__}: {failed}"] * world
+                parts = [f"{type(failed).__name__}: {failed}"] * self._ranks.world_size
             mine: list[Any] = [None]
             torch.distributed.scatter_object_list(mine, parts if is_reader else None, src=0, group=self._group)
             if failed is not None:
@@ -138,20 +151,31 @@ def _parts(reads: list[Read], world: int) -> list[MicroBatch | None]:
 
 
 def make_stream(
-    dataset: Any, *, args: TrainingArguments, ranks: Ranks, device: torch.device, collate: Collate, is_training: bool
+    dataset: Any,
+    *,
+    args: TrainingArguments,
+    ranks: Ranks,
+    device: torch.device,
+    collate: Collate,
+    is_training: bool,
+    shares: tuple[int, ...] | None = None,
 ) -> Stream:
     """The stream of a data set, an iterable or a loader. Collective where there are several ranks.
 
     dataset: may be None on ranks that do not read, with `dispatch_batches=True`.
+    shares: rank 0 reads; which batch of a round each rank gets, where some get the same. None: as `args` say.
     """
-    dispatches = ranks.world_size > 1 and _dispatches(dataset, args)
+    dispatches = ranks.world_size > 1 and (shares is not None or _dispatches(dataset, args))
     is_planned = dispatches or is_map_style(dataset)
     if dispatches and ranks.rank > 0:
-        return Stream(None, ranks=ranks, dispatches=True, is_planned=True)
+        return Stream(None, ranks=ranks, dispatches=True, is_planned=True, shares=shares)
     if dataset is None:
         raise UsageError(f"{'train' if is_training else 'eval'}_dataset=None: there is nothing to read")
-    source = _source(dataset, args, ranks, device, collate, dispatches=dispatches, is_training=is_training)
-    return Stream(source, ranks=ranks, dispatches=dispatches, is_planned=is_planned)
+    width = 1 if shares is None else max(shares) + 1
+    readers = tuple(range(width if shares is not None else ranks.world_size)) if dispatches else (ranks.rank,)
+    world = width if shares is not None else ranks.world_size
+    source = _source(dataset, args, world, readers, device, collate, is_training=is_training)
+    return Stream(source, ranks=ranks, dispatches=dispatches, is_planned=is_planned, shares=shares)
 
 
 def is_map_style(dataset: Any) -> bool:
@@ -170,13 +194,14 @@ def _dispatches(dataset: Any, args: TrainingArguments) -> bool:
 def _source(
     dataset: Any,
     args: TrainingArguments,
-    ranks: Ranks,
+    world: int,
+    readers: tuple[int, ...],
     device: torch.device,
     collate: Collate,
     *,
-    dispatches: bool,
     is_training: bool,
 ) -> Source:
+    """world: how many shares a round has; readers: those that are read here."""
     if is_loader(dataset):
         return LoaderSource(dataset)
     batch_size = args.train_batch_size if is_training else args.eval_batch_size
@@ -187,10 +212,9 @@ def _source(
     plan = BatchPlan(
         size=len(dataset),
         batch_size=batch_size,
-        world_size=ranks.world_size,
+        world_size=world,
         shuffle=is_training and args.train_sampling_strategy == "random",
         drop_last=drop_last,
         seed=args.seed if args.data_seed is None else args.data_seed,
     )
-    read_here = tuple(range(ranks.world_size)) if dispatches else (ranks.rank,)
-    return MapSource(dataset, plan, ranks=read_here, collate=collate, options=options)
+    return MapSource(dataset, plan, ranks=readers, collate=collate, options=options)

@@ -23,9 +23,6 @@ from ...errors import UsageError
 from ..agree import Ranks, ranks_of_this_process
 from ..arguments import TrainingArguments
 from ..bus import CallbackHandler
-from ..callbacks.info import InfoCallback
-from ..callbacks.metrics import DefaultMetrics
-from ..callbacks.progress import ProgressCallback
 from ..checkpoint import (
     Checkpoints,
     FileCheckpoints,
@@ -35,10 +32,11 @@ from ..checkpoint import (
     StateComponent,
 )
 from ..checkpoint.rng import seed_everything
-from ..events import TrainerCallback, TrainerControl, TrainerState
+from ..events import TrainerControl, TrainerState
 from . import flow, loss
 from .batches import MicroBatch
 from .collate import Collator, columns_of
+from .defaults import with_defaults
 from .evaluation import Evaluated, evaluate, evaluating, loss_in, outputs_without_loss, plain
 from .optimization import Scheduler, learning_rate_of, make_optimizer, make_scheduler
 from .outputs import EvalPrediction, PredictionOutput, TrainOutput
@@ -46,7 +44,7 @@ from .precision import Precision
 from .reading import has_length
 from .record import Record
 from .saves import Saved, Saves, Termination, checkpoint_to_resume
-from .states import ModelState, OptimizerState, RunState
+from .states import ModelState, OptimizerState, RunState, write_weights
 from .stream import Stream, is_map_style, make_stream
 from .world import accumulating, device_of, is_sharded, place, unwrap, wrap
 
@@ -109,18 +107,16 @@ class Trainer:
         if not isinstance(self.args, TrainingArguments):
             raise UsageError(f"Trainer: args={self.args!r:.80}: must be a skyward.training.TrainingArguments")
         self.ranks: Ranks = self._make_ranks()
-        self.device = device_of(self.args, self.ranks)
+        self.device = self._make_device()
         if (model is None) == (model_init is None):
             raise UsageError("Trainer: one of model= and model_init= is needed, and not both")
         if model_init is not None:
             seed_everything(self.args.seed)
             model = model_init()
         assert model is not None
-        placed = place(model, self.device)
-        self.model, self.model_wrapped = unwrap(placed), placed
-        self.data_collator = Collator(
-            data_collator, columns_of(self.model, self.args.label_names) if self.args.remove_unused_columns else None
-        )
+        self._take(model)
+        columns = self._columns_to_keep() if self.args.remove_unused_columns else None
+        self.data_collator = Collator(data_collator, columns)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
@@ -131,8 +127,8 @@ class Trainer:
             str(self.args.output_dir), ranks=self.ranks, on_each_node=self.args.save_on_each_node
         )
         self.state, self.control = self._new_state(), TrainerControl()
-        self.callback_handler = CallbackHandler(_with_defaults(callbacks, self.args), ranks=self.ranks)
-        self._precision = Precision(self.args, self.device)
+        self.callback_handler = CallbackHandler(with_defaults(callbacks, self.args), ranks=self.ranks)
+        self._precision = self._make_precision()
         self._record = Record(self.ranks, self.device, filters=self.args.logging_nan_inf_filter)
         self._position = Position()
         self._stream: Stream | None = None
@@ -147,7 +143,7 @@ class Trainer:
         self._saves, self._termination = Saves(self.checkpoints, self.args), Termination(self.args, self.ranks)
         counts = self.compute_loss_func if self.compute_loss_func is not None else self.model
         self._counts_itself = loss.takes_num_items(counts)
-        self._shifts_labels = _shifts_labels(self.model)
+        self._shifts_labels = loss.shifts_labels(self.model)
         self._check_datasets()
 
     def _make_ranks(self) -> Ranks:
@@ -161,10 +157,38 @@ class Trainer:
             )
         return ranks_of_this_process()
 
+    @property
+    def _data_ranks(self) -> Ranks:
+        """The ranks that have batches of their own."""
+        return self.ranks
+
+    @property
+    def _is_read_by_one(self) -> bool:
+        """Whether rank 0 alone needs the data sets."""
+        return bool(self.args.dispatch_batches)
+
+    @property
+    def _reads(self) -> bool:
+        """Whether this rank needs them."""
+        return self.ranks.rank == 0 or not self._is_read_by_one
+
+    def _take(self, model: nn.Module) -> None:
+        """What this rank trains of the user's model."""
+        self.model_wrapped = place(model, self.device)
+        self.model = unwrap(self.model_wrapped)
+
+    def _columns_to_keep(self) -> frozenset[str] | None:
+        return columns_of(self.model, self.args.label_names)
+
+    def _make_device(self) -> torch.device:
+        return device_of(self.args, self.ranks)
+
+    def _make_precision(self) -> Precision:
+        return Precision(self.args, self.device)
+
     def _check_datasets(self) -> None:
         args, name = self.args, type(self.args).__name__
-        reads = self.ranks.rank == 0 or not args.dispatch_batches
-        if args.eval_strategy != "no" and self.eval_dataset is None and reads:
+        if args.eval_strategy != "no" and self.eval_dataset is None and self._reads:
             raise UsageError(f"{name}.eval_strategy={args.eval_strategy!r}: needs an eval_dataset, or 'no'")
         if self.train_dataset is not None and not has_length(self.train_dataset) and args.max_steps <= 0:
             raise UsageError(
@@ -257,7 +281,7 @@ class Trainer:
         self._position = Position()
         self._saves, self._termination = Saves(self.checkpoints, self.args), Termination(self.args, self.ranks)
         self._record = Record(self.ranks, self.device, filters=self.args.logging_nan_inf_filter)
-        if self.train_dataset is None and not (self.args.dispatch_batches and self.ranks.rank):
+        if self.train_dataset is None and self._reads:
             raise UsageError("Trainer.train: needs a train_dataset")
         self._stream = self._make_stream(self.train_dataset, is_training=True)
         self._set_length(self._stream.rounds)
@@ -275,12 +299,16 @@ class Trainer:
         if self.args.torch_compile and not self._is_compiled:
             self.model.compile(backend=self.args.torch_compile_backend or "inductor", mode=self.args.torch_compile_mode)
             self._is_compiled = True
-        self.model_wrapped = wrap(self.model_wrapped, self.args, self.ranks, self.device)
         self.optimizer = self.create_optimizer()
         if not self._given_scheduler:
             self.lr_scheduler = None  # one of an earlier train() knew another number of steps
         self.lr_scheduler = self.create_scheduler(self.state.max_steps)
-        self._precision = Precision(self.args, self.device)
+        self._wrap()
+        self._precision = self._make_precision()
+
+    def _wrap(self) -> None:
+        """What stands around model and optimizer while they are trained."""
+        self.model_wrapped = wrap(self.model_wrapped, self.args, self.ranks, self.device)
 
     def create_optimizer(self) -> torch.optim.Optimizer:
         """That which was given, or was made before, or the one that the arguments name. To be overridden."""
@@ -294,8 +322,12 @@ class Trainer:
         return make_scheduler(self.optimizer, self.args, num_training_steps)
 
     def _make_stream(self, dataset: Any, *, is_training: bool) -> Stream:
+        return self._stream_of(dataset, is_training=is_training, shares=None)
+
+    def _stream_of(self, dataset: Any, *, is_training: bool, shares: tuple[int, ...] | None) -> Stream:
         return make_stream(
             dataset,
+            shares=shares,
             args=self.args,
             ranks=self.ranks,
             device=self.device,
@@ -402,14 +434,7 @@ class Trainer:
 
     def _accumulate(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, int, float]:
         """Forward and backward of a step's micro-batches. Gives their loss, tokens and operations on this rank."""
-        weights = loss.weigh(
-            batches,
-            args=self.args,
-            ranks=self.ranks,
-            device=self.device,
-            counts_itself=self._counts_itself,
-            shifts_labels=self._shifts_labels,
-        )
+        weights = self._weigh(batches)
         total = torch.zeros((), device=self.device)
         tokens, flos = 0, 0.0
         for number, (batch, factor) in enumerate(zip(batches, weights.factors, strict=True), start=1):
@@ -425,6 +450,20 @@ class Trainer:
             if not is_last:
                 self._fire("on_substep_end")
         return total, tokens, flos
+
+    def _weigh(self, batches: list[MicroBatch]) -> loss.Weights:
+        return self._weights_of(batches, ranks=self.ranks)
+
+    def _weights_of(self, batches: list[MicroBatch], *, ranks: Ranks, group: Any = None) -> loss.Weights:
+        return loss.weigh(
+            batches,
+            args=self.args,
+            ranks=ranks,
+            group=group,
+            device=self.device,
+            counts_itself=self._counts_itself,
+            shifts_labels=self._shifts_labels,
+        )
 
     def training_step(
         self, model: nn.Module, inputs: Any, factor: float | torch.Tensor, num_items_in_batch: torch.Tensor | None
@@ -454,7 +493,7 @@ class Trainer:
             outputs = loss.call(model, inputs, **counted)
             value = loss.loss_of(outputs, model)
         else:
-            labels, inputs = _apart(inputs, self.args.label_names)
+            labels, inputs = loss.apart(inputs, self.args.label_names)
             outputs = loss.call(model, inputs)
             value = self.compute_loss_func(outputs, labels, **counted)
         return (value, outputs) if return_outputs else value
@@ -578,7 +617,7 @@ class Trainer:
         if self.args.load_best_model_at_end and best is not None:
             self._load(best, only={"model"})
         steps = self.state.global_step - begun_with
-        width = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.ranks.world_size
+        width = self.args.train_batch_size * self.args.gradient_accumulation_steps * self._data_ranks.world_size
         runtime = time.monotonic() - begun_at
         metrics: dict[str, Any] = {
             **_speed("train", runtime, samples=steps * width, steps=steps),
@@ -664,16 +703,12 @@ class Trainer:
         folder = os.fspath(output_dir if output_dir is not None else str(self.args.output_dir))
         weights = ModelState(self.model).state_dict()
         if self.ranks.rank == 0:
-            os.makedirs(folder, exist_ok=True)
             save = getattr(self.model, "save_pretrained", None)
             if save is not None:
+                os.makedirs(folder, exist_ok=True)
                 save(folder, state_dict=weights)
             else:
-                from safetensors.torch import save_file
-
-                # Tied weights are written once for each of their names: a file of tensors has no aliases.
-                own = {name: value.detach().cpu().clone().contiguous() for name, value in weights.items()}
-                save_file(own, os.path.join(folder, "model.safetensors"))
+                write_weights(folder, weights)
         self.ranks.exchange(None)
 
     # Evaluation ------------------------------------------------------------------------------------------------------
@@ -718,7 +753,7 @@ class Trainer:
                 step=lambda inputs: self.prediction_step(self.model, inputs, prediction_loss_only=not keeps),
                 count=self._count,
                 after_each=lambda: self._fire("on_prediction_step"),
-                ranks=self.ranks,
+                ranks=self._data_ranks,
                 keeps=keeps,
             )
         metrics: dict[str, Any] = {}
@@ -733,9 +768,11 @@ class Trainer:
 
     def _eval_stream(self, dataset: Any) -> Stream:
         """Kept for data sets that can be read again: workers may stay."""
-        if not is_map_style(dataset):
+        key = str(id(dataset)) if is_map_style(dataset) else ""
+        if self._is_read_by_one:
+            key = self.ranks.share(key)  # making one is collective, and only rank 0 has a data set to decide by
+        if not key:
             return self._make_stream(dataset, is_training=False)
-        key = str(id(dataset))
         if key not in self._eval_streams:
             self._eval_streams = {key: self._make_stream(dataset, is_training=False)}
         return self._eval_streams[key]
@@ -798,37 +835,3 @@ def _speed(prefix: str, runtime_s: float, *, samples: int, steps: int) -> dict[s
         f"{prefix}_samples_per_second": round(samples / seconds, 3),
         f"{prefix}_steps_per_second": round(steps / seconds, 3),
     }
-
-
-def _apart(inputs: Any, names: Any) -> tuple[Any, Any]:
-    """A batch's labels, and the rest of it."""
-    labels = loss.labels_of(inputs, names)
-    if labels is None:
-        return None, inputs
-    if isinstance(inputs, Mapping):
-        return labels, {key: value for key, value in inputs.items() if key not in (names or ("labels",))}
-    return labels, inputs[:-1]
-
-
-def _shifts_labels(model: nn.Module) -> bool:
-    """Whether the model's loss leaves out each row's first label: Hugging Face's causal language models."""
-    return "ForCausalLM" in str(getattr(model, "loss_type", "")) or type(model).__name__.endswith("LMHeadModel")
-
-
-def _with_defaults(given: Iterable[object] | None, args: TrainingArguments) -> list[object]:
-    """The user's callbacks between those that every run has; the user's own of such a class takes its place."""
-    if not isinstance(given, Iterable | None):
-        raise UsageError(f"Trainer: callbacks={given!r}: must be a list of callbacks")
-    callbacks = list(given or ())
-
-    def absent(kind: type[TrainerCallback], **options: Any) -> list[object]:
-        is_given = any(isinstance(each, kind) or each is kind for each in callbacks)
-        return [] if is_given else [kind(**options)]
-
-    progress = {"use_tqdm": False} if args.disable_tqdm else {}
-    return [
-        *absent(DefaultMetrics),
-        *callbacks,
-        *absent(InfoCallback),
-        *absent(ProgressCallback, **progress),
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -24,12 +25,15 @@ def run_cases(
     world: int,
     folder: Path,
     environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    imports: Sequence[str] = (),
 ) -> Said:
-    """Raises: queue.Empty when the ranks do not say anything for 90 seconds."""
+    """imports: modules that are imported once, before the ranks are forked: "torch._dynamo" where they make optimizers.
+
+    Raises: queue.Empty when the ranks do not say anything for 90 seconds."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     environments = [dict(environment(rank)) for rank in range(world)]
-    leader = context.Process(target=_lead, args=(str(folder), list(cases), environments, answers))
+    leader = context.Process(target=_lead, args=(str(folder), list(cases), environments, list(imports), answers))
     leader.start()
     said: Said = {case.__name__: [None] * world for case in cases}
     try:
@@ -44,9 +48,12 @@ def run_cases(
     return said
 
 
-def _lead(folder: str, cases: list[Case], environments: list[dict[str, str]], answers: Any) -> None:
+def _lead(folder: str, cases: list[Case], environments: list[dict[str, str]], imports: list[str], answers: Any) -> None:
     """Imports once, and forks the ranks."""
     import torch.distributed
+
+    for each in imports:
+        importlib.import_module(each)
 
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")

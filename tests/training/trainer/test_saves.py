@@ -285,7 +285,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    return run_cases(CASES, world=2, folder=tmp_path_factory.mktemp("saves"))
+    return run_cases(CASES, world=2, folder=tmp_path_factory.mktemp("saves"), imports=["torch._dynamo"])
 
 
 def test_two_ranks_that_save_behind_training_go_on_to_the_bit(said: Said) -> None:
