@@ -165,6 +165,11 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"two ranks go on with the same loss: True",
         r"for others: \['model\.safetensors'\]",
     ),
+    "30_keras_evaluation": tuple(
+        rf"{backend}: best accuracy of 8 epochs 0\.9\d+, restored: True; copies took \d+\.\d ms each\n"
+        r"  written: best\.weights\.h5 best\.weights\.h5\.json timeline\.html\n"
+        for backend in ("torch", "jax", "tensorflow")
+    ),
     "22_same_callbacks": (
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_transformers: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\n",
         r"step \d+: \d\.\d\d\n(?:.*\n)*with_lightning: \d\.\d+ to \d\.\d+, saved checkpoint-\d+\.ckpt\n",
@@ -185,12 +190,14 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
         "ignore:The 'val_dataloader' does not have many workers:UserWarning",
         "ignore:__array__ implementation doesn:DeprecationWarning",  # Keras 3.15 gives numpy 2 what it has given up
     ),
+    "30_keras_evaluation": ("ignore:__array__ implementation doesn:DeprecationWarning",),
 }
 # An end for one that hangs. What takes 20 s alone has taken 110 s on two cores that ten processes wanted.
 pytestmark = pytest.mark.timeout(300)
 SLOW = {
     "07_grid_search": "210 fits, half of them without skyward",
     "22_same_callbacks": "three frameworks, and TensorFlow, which Keras imports where it is",
+    "30_keras_evaluation": "three backends, each in a process of its own",
     "13_tensorflow": "four processes import TensorFlow; 12_keras_digits does so, too",
 }
 

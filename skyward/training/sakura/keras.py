@@ -229,10 +229,19 @@ class SakuraKeras:
 
     def _submit(self, epoch: int, step: int) -> None:
         model = self.model
-        state: Any = lambda: values_of(model)  # noqa: E731  # not called where the evaluation is skipped
-        if self._monitors.needs_weights:
-            state = self._kept[epoch] = self._take(values_of(model))
+        is_kept = self._monitors.needs_weights
+
+        def state() -> Any:  # not called where the evaluation is skipped
+            return self._keep(epoch, model) if is_kept else values_of(model)
+
+        if is_kept and self._ranks.rank > 0:
+            self._keep(epoch, model)
         self._met.submit_state(state, step=step, epoch=epoch)
+
+    def _keep(self, epoch: int, model: Any) -> Taken:
+        """A snapshot that is here, too, when the score comes."""
+        self._kept[epoch] = self._take(values_of(model))
+        return self._kept[epoch]
 
     def _take(self, values: list[Any]) -> Taken:
         if self._taker is None:
