@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import numpy as np
 from skyward.training import JsonLogger, KerasCallbacks
 from skyward.training.evaluation import Timeline
 from skyward.training.sakura import SakuraKerasCallback
+from tests.waiting import until
 
 X = np.linspace(-1, 1, 24, dtype="float32").reshape(12, 2)
 Y = (2 * X[:, :1] - X[:, 1:]).astype("float32")
@@ -180,7 +182,12 @@ def ages() -> Any:
         assert go.wait(60)
         return {"val_loss": 0.5}
 
-    let_go = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: go.set() if epoch == 2 else None)
+    def let_it_end(epoch: int, logs: Any) -> None:
+        if epoch == 2:
+            go.set()
+            until(lambda: callback._beside is not None and "0 open" in repr(callback._beside._evaluator))
+
+    let_go = keras.callbacks.LambdaCallback(on_epoch_end=let_it_end)
     stop = keras.callbacks.EarlyStopping("val_loss", patience=0)
     callback = beside(waits, drain="lazy", max_pending=1, max_age_steps=3)
     made = fit(let_go, stop, callback, epochs=4)
@@ -234,11 +241,51 @@ def tensorboard() -> Any:
         ]
 
 
+def stops_on_every_rank() -> Any:
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
+    weights, callback = Weights(), beside(Script(*LOSSES))
+    made = fit(stop, weights, callback, epochs=8)
+    told = [[each["epoch"], each["val_loss"]] for each in callback.history]
+    return [len(weights.at), is_same(made.get_weights(), weights.at[2]), told]
+
+
+def raises_on_every_rank() -> Any:
+    try:
+        fit(beside(lambda model, payload: 1 / 0, on_error="raise"), epochs=3)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def ranks() -> Any:
+    """Two, that train alike: forked before this process has trained anything."""
+
+    def rank_main(rank: int, folder: str, said: Any) -> None:
+        import torch
+
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+        said.put([rank, stops_on_every_rank(), raises_on_every_rank()])
+        torch.distributed.barrier()
+
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        said = context.Queue()
+        crew = [context.Process(target=rank_main, args=(rank, folder, said), daemon=True) for rank in range(2)]
+        for each in crew:
+            each.start()
+        found = [said.get(timeout=60) for _ in crew]
+        for each in crew:
+            each.join(20)
+    return [told for _, *told in sorted(found)]
+
+
 def main() -> None:
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("skyward.training").addHandler(handler)
     found = {
+        "ranks": ranks() if backend == "torch" else None,
         "rows": rows(),
         "decisions": decisions(),
         "inline": inline(),
