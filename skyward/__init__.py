@@ -18,7 +18,7 @@ _MODULES = {
     "_version": ("__version__",),
     "accelerators": ("Accelerator",),
     "allocation": ("AllocationStrategy",),
-    "cluster.future": ("Future",),
+    "futures": ("Future",),
     "calls": (
         "CallOptions",
         "ComputeFunction",

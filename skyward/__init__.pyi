@@ -14,7 +14,7 @@ from .calls import PendingCompute as PendingCompute
 from .calls import PendingComputeGroup as PendingComputeGroup
 from .calls import compute as compute
 from .calls import gather as gather
-from .cluster.future import Future as Future
+from .futures import Future as Future
 from .image import DEFAULT_IMAGE as DEFAULT_IMAGE
 from .image import Image as Image
 from .logs import LogFiles as LogFiles

@@ -11,10 +11,10 @@ from typing import Any
 from .calls import CallOptions, PendingCompute
 from .cluster.direct import DirectEngine
 from .cluster.functions import FunctionTable
-from .cluster.future import Future
 from .cluster.gang import Gang
 from .cluster.tasks import CallTask, PulledTask, Received, ResultStream, StreamTask, Task, TaskFailure, WireFunction
 from .errors import ArgumentNotPicklable, UsageError
+from .futures import Future
 from .launch import Launch
 from .streams import WINDOW, InputFeed, take_inputs
 from .wire.blobs import BlobStore

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .calls import ComputeFunction, compute
-from .cluster.future import Future
+from .futures import Future
 
 if TYPE_CHECKING:
     from .targets import Calls

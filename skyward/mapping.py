@@ -17,10 +17,10 @@ from typing import Any, Literal
 from .calls import CallOptions
 from .chunking import MAX_ITEMS, ChunkSizes
 from .cluster.direct import DirectEngine
-from .cluster.future import refuse_to_wait
 from .cluster.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, UsageError
+from .futures import refuse_to_wait
 from .slot.execute import RaisedItem
 from .wire.failures import decode_failure
 from .wire.tasks import Mode, TaskHead

@@ -10,9 +10,9 @@ from typing import Any
 from .calls import PendingCompute
 from .cluster.asking import NOBODY
 from .cluster.direct import DirectEngine
-from .cluster.future import Future
 from .control import Client, check_job_id
 from .errors import ControlFailed, PoolClosed, UsageError
+from .futures import Future
 
 __all__ = ["control_of"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .calls import ComputeFunction
 from .cluster.direct import DirectEngine
-from .cluster.future import Future
+from .futures import Future
 from .wire.frames import Kind
 from .wire.payloads import PutBlob, encode
 from .wire.tasks import InputStream

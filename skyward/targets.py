@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from .calls import CallOptions, ComputeFunction, PendingCompute, PendingComputeGroup, compute
 from .cluster.direct import DirectEngine
-from .cluster.future import Future
 from .cluster.tasks import SendAgain
 from .dispatch import Dispatch, refuse_gang_options
 from .errors import UsageError
 from .executor import PoolExecutor
+from .futures import Future
 from .mapping import Chunk, MapRun, check_chunk
 from .waiting import joined, streamed, value_of, values_of
 from .wire.seen import SeenArrays

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from .cluster.future import Future, Undecoded, refuse_to_wait
+from .futures import Future, Undecoded, refuse_to_wait
 
 __all__ = ["joined", "streamed", "value_of", "values_of"]
 

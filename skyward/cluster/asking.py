@@ -10,8 +10,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 from ..errors import ControlFailed, InternalError, UsageError
+from ..futures import refuse_to_wait
 from ..wire.frames import INLINE_LIMIT, Frame, Kind
-from .future import refuse_to_wait
 
 if TYPE_CHECKING:
     from .direct import DirectEngine

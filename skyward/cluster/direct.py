@@ -26,6 +26,7 @@ from typing import Any
 
 from ..errors import InternalError, PoolClosed, SkywardError, TaskTimeout
 from ..events import Emit, NodeReady, ignore
+from ..futures import Future, refuse_to_wait, this_thread
 from ..machine import LogSink, Machine, Machines
 from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
 from ..topology import AcceleratorInfo
@@ -37,7 +38,6 @@ from ..wire.tasks import Topology
 from . import interrupts
 from .asking import Asking
 from .faults import Faults
-from .future import Future, refuse_to_wait, this_thread
 from .gang import Gang, RankTask
 from .gangs import Gangs
 from .link import LEAD_S, Line, NodeLink, Readable

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 from ..calls import CallOptions
 from ..errors import GangHung, RendezvousFailed, TaskTimeout
+from ..futures import Future
 from ..launch import Launch
 from ..topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
-from .future import Future
 from .hangs import Hang, Late
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 

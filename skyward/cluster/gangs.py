@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import InternalError, NodeLost, RendezvousFailed
+from ..futures import Undecoded
 from ..schedule.scheduler import Action, FailGang, StartGang
 from ..wire.frames import Frame, Kind
 from ..wire.tasks import RankOrder
-from .future import Undecoded
 from .gang import Gang, RankTask, make_ranks
 from .hangs import REPORT_AFTER_S, Hang, Late, RankStack, read_stack
 from .tasks import Task

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ..calls import CallOptions
 from ..errors import NodeError, NodeLost, Preempted, SlotLost
+from ..futures import Future, Undecoded, refuse_to_wait
 from ..wire.blobs import Blob
 from ..wire.failures import Failure, decode_failure
 from ..wire.layout import Parsed
 from ..wire.payloads import Encoded, decode
 from ..wire.pull import PullRefused
 from ..wire.tasks import TaskHead
-from .future import Future, Undecoded, refuse_to_wait
 
 __all__ = [
     "CallTask",

@@ -27,7 +27,7 @@ from unittest import mock
 import pytest
 
 import skyward as sky
-from skyward.cluster.future import Future
+from skyward.futures import Future
 
 NAME = "test_concurrent_futures"
 VERSION = sysconfig.get_python_version()

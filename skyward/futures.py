@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..errors import UsageError
+from .errors import UsageError
 
 __all__ = ["Future", "Undecoded", "refuse_to_wait", "this_thread"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from skyward.cluster.future import Future, Undecoded
+from skyward.futures import Future, Undecoded
 
 
 def test_a_value_is_decoded_once_by_the_first_who_asks() -> None:
