@@ -31,6 +31,7 @@ __all__ = [
     "active_pool",
     "compute",
     "gather",
+    "open_pools",
     "pop_active",
     "push_active",
     "resolve_target",
@@ -359,10 +360,15 @@ def pop_active(pool: Dispatcher) -> None:
             _of_process.remove(pool)
 
 
+def open_pools() -> list[Dispatcher]:
+    """Those of this process, in the order in which they were opened."""
+    with _lock:
+        return list(_of_process)
+
+
 def active_pool() -> Dispatcher:
     """The innermost open pool. Raises NoActivePool."""
-    with _lock:
-        still_open = list(_of_process)
+    still_open = open_pools()
     for pool in reversed(_of_context.get()):
         if pool in still_open:
             return pool

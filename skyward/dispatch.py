@@ -12,6 +12,7 @@ from .calls import CallOptions, PendingCompute
 from .cluster.direct import DirectEngine
 from .cluster.functions import FunctionTable
 from .cluster.gang import Gang
+from .cluster.nested import refuse_gang_options
 from .cluster.tasks import CallTask, PulledTask, Received, ResultStream, StreamTask, Task, TaskFailure, WireFunction
 from .errors import ArgumentNotPicklable, UsageError
 from .futures import Future
@@ -23,7 +24,7 @@ from .wire.payloads import Encoded, encode
 from .wire.seen import SeenArrays
 from .wire.tasks import Mode, TaskHead
 
-__all__ = ["Dispatch", "refuse_gang_options"]
+__all__ = ["Dispatch"]
 
 _PLAIN, _BROADCAST, _GANG = range(3)
 _LAUNCH_LIMIT = 64 * 1024
@@ -210,7 +211,7 @@ class Dispatch:
             options=options,
             nodes=nodes,
             one_of=one_of,
-            ranks_per_node=self._ranks_per_node(launch),
+            ranks_per_node=engine.ranks_per_node(launch),
             future=Future(lambda: engine.cancel_gang(gang_id)),
             retries_left=options.retries,
             restarts_left=options.max_restarts,
@@ -218,10 +219,6 @@ class Dispatch:
         gang.future.call_id = gang_id
         engine.submit_gang(gang)
         return gang.future
-
-    def _ranks_per_node(self, launch: Launch) -> int:
-        asked = launch.ranks_per_node
-        return max(1, self._engine.accelerators()) if asked == "auto" else asked
 
     def _timeout_s(self, options: CallOptions) -> float | None:
         return self._default_timeout_s if options.timeout_s is None else options.timeout_s
@@ -274,16 +271,6 @@ class Dispatch:
             except Exception:
                 return f"{which} (a {type(value).__qualname__})"
         return "an argument"
-
-
-def refuse_gang_options(options: CallOptions, name: str) -> None:
-    """Raise UsageError if a plain call has options that only ranks can have."""
-    for field in ("max_restarts", "hang_timeout_s"):
-        if getattr(options, field):
-            raise UsageError(
-                f"{field}: {name!r} is under no integration, so it has no ranks; for a plain call there are "
-                "retries=, retry_on= and timeout_s="
-            )
 
 
 def _stop(feeds: tuple[InputFeed, ...]) -> None:

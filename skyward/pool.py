@@ -50,6 +50,7 @@ from .presence import Presence
 from .providers.base import Provider, RentedProvider
 from .providers.ending import shielded
 from .remote_control import control_of
+from .slot.handle import TargetHandle
 from .targets import Calls, NodeCount, NodeTarget, checked_nodes, checked_roles
 from .wire.frames import INLINE_LIMIT
 
@@ -285,6 +286,15 @@ class ComputePool(Calls):
         return (self._spec.nodes - len(self._kept)) * self.concurrency
 
     @property
+    def job_id(self) -> str:
+        """The name of this pool and no other, which `sky.instance_info().job_id` is in its calls."""
+        return self._name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a call's arguments it becomes a handle, which is a target of calls there; see `TargetHandle`."""
+        return TargetHandle, (self._name, self.node_numbers, True, "the whole")
+
+    @property
     def spec(self) -> PoolSpec:
         """What the pool asks of its provider."""
         return self._spec
@@ -396,6 +406,7 @@ class ComputePool(Calls):
                 initializer=_pickled_initializer(self._initializer),
                 emit=self._emit,
                 kept=self._kept,
+                default_timeout_s=self._default_timeout_s,
             )
             self._owner = os.getpid()
             self._began_at = time.monotonic()

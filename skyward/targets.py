@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from .calls import CallOptions, ComputeFunction, PendingCompute, PendingComputeGroup, compute
 from .cluster.direct import DirectEngine
+from .cluster.nested import refuse_gang_options
 from .cluster.tasks import SendAgain
-from .dispatch import Dispatch, refuse_gang_options
+from .dispatch import Dispatch
 from .errors import UsageError
 from .executor import PoolExecutor
 from .futures import Future
 from .mapping import Chunk, MapRun, check_chunk
+from .slot.handle import TargetHandle
 from .waiting import joined, streamed, value_of, values_of
 from .wire.seen import SeenArrays
 
@@ -284,6 +286,10 @@ class NodeTarget(Calls):
 
     def _running(self) -> tuple[DirectEngine, Dispatch]:
         return self._pool._running()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a call's arguments it becomes a handle, which is a target of calls there; see `TargetHandle`."""
+        return TargetHandle, (self._pool.job_id, self._nodes, False, self._label)
 
     def __repr__(self) -> str:
         return f"<{self._label} of {self._pool!r}>"

@@ -25,6 +25,7 @@ from ..wire.tasks import CALL_KINDS, TASK_KIND_AT, NodeConfig, RankOrder
 from .blobs import NodeBlobs
 from .facts import node_facts
 from .loop import Loop
+from .nested import NestedCalls
 from .notice import NoticeWatch
 from .placing import Placing
 from .questions import Questions
@@ -72,6 +73,7 @@ class Agent:
         self._forking: dict[int, Slot] = {}
         self._watch = RankWatch(self._loop, lambda task, body: self._send(Kind.STACK, task, body, lane=1))
         self._questions = Questions(lambda task, body, lane: self._send(Kind.ANSWER, task, body, lane=lane))
+        self._nested = NestedCalls(self._forward, self._spool.failure_of, self._on_call_ended)
         self._usage = UsageMeter(self._loop, lambda body: self._send(Kind.USAGE, body=body))
         self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
         self._orders = 0
@@ -82,7 +84,7 @@ class Agent:
         self._handlers: dict[int, Callable[[Frame], None]] = {
             Kind.TASK: self._on_task,
             Kind.FUNCTION: self._placing.add_function,
-            Kind.BLOB: self._placing.add_blob,
+            Kind.BLOB: lambda frame: (self._nested.on_blob if frame.ident else self._placing.add_blob)(frame),
             Kind.DROP_BLOB: self._placing.drop_blob,
             Kind.DROP_FUNCTION: self._placing.drop_function,
             Kind.CANCEL: self._on_cancel,
@@ -101,6 +103,7 @@ class Agent:
             Kind.IN_END: self._placing.pass_on,
             Kind.IN_ERROR: self._placing.pass_on,
             Kind.ASK: self._questions.on_ask,
+            Kind.OUTCOME: self._nested.on_outcome,
         }
 
     def run(self) -> None:
@@ -131,6 +134,8 @@ class Agent:
             session.on_attach(frame)
         elif frame.kind == Kind.ANSWER:
             self._questions.on_answer(session, frame)
+        elif session.role == "caller":
+            self._nested.on_slot_frame(session, frame)
 
     def _on_hello(self, session: Session, frame: Frame) -> None:
         hello = json.loads(frame.body)
@@ -173,6 +178,7 @@ class Agent:
 
     def _on_session_closed(self, session: Session) -> None:
         self._questions.closed(session)
+        self._nested.closed(session)
         # The lease, not the connection, decides when the work ends.
         if session is self._client:
             self._client = None
@@ -338,6 +344,10 @@ class Agent:
                     client.send_result(passed)
         if frame.fd >= 0:
             os.close(frame.fd)
+
+    def _on_call_ended(self, call: int) -> None:
+        if self._client is not None:
+            self._client.call_ended(call)
 
     def _read_output(self, slot: Slot, *, flush: bool = True) -> None:
         for task, stream, text in slot.output():

@@ -19,7 +19,7 @@ from .output import LogBuffer
 __all__ = ["Session"]
 
 _PIPE_SIZE = 1 << 20
-_FINAL = (Kind.RESULT, Kind.ERROR, Kind.LOST)
+_FINAL = (Kind.RESULT, Kind.ERROR, Kind.LOST, Kind.UNCALL)
 
 
 class _PassedEnds(Ends):
@@ -258,6 +258,10 @@ class Session:
         elif frame.kind in _FINAL:
             self._bulky.discard(frame.ident)
         return BLOBS
+
+    def call_ended(self, call: int) -> None:
+        """Nothing more is sent of a call that a task made."""
+        self._bulky.discard(call)
 
     def add_log(self, task: int, stream: int, text: bytes) -> None:
         self._logs.add(task, stream, text)

@@ -67,6 +67,10 @@ class Spool:
             del self._failed[frame.ident]
             yield frame
 
+    def failure_of(self, task: int) -> OSError | None:
+        """Why a blob of it is lost, asked once, before what stands on the blob is sent; None: none is."""
+        return self._failed.pop(task, None)
+
     def forget(self, task: int) -> None:
         """It ended in another way."""
         self._failed.pop(task, None)

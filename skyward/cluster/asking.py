@@ -39,15 +39,19 @@ class Asking:
         self._numbers = itertools.count(1)
 
     def call_named(self, name: str) -> int:
-        """The open call of that name, or, for an empty one, the only open call.
+        """The open call of that name, or, for an empty one, the only open call but for those that tasks have made.
 
         Raises: ControlFailed when there is none, UsageError when there are several.
         """
         engine = self._engine
         with engine._lock:
-            calls = {gang.id: gang.name for gang in engine._gangs if not gang.is_cancelled}
+            calls = {
+                gang.id: gang.name for gang in engine._gangs if not gang.is_cancelled and (name or not gang.is_nested)
+            }
             calls |= {
-                task.id: task.name for task in engine._tasks.values() if task.rank is None and not task.is_cancelled
+                task.id: task.name
+                for task in engine._tasks.values()
+                if task.rank is None and not task.is_cancelled and (name or not task.is_nested)
             }
         found = [call for call, called in calls.items() if called == (name or called)]
         if not found:

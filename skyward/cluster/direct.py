@@ -27,8 +27,9 @@ from typing import Any
 from ..errors import InternalError, PoolClosed, SkywardError, TaskTimeout
 from ..events import Emit, NodeReady, ignore
 from ..futures import Future, refuse_to_wait, this_thread
+from ..launch import Launch
 from ..machine import LogSink, Machine, Machines
-from ..schedule.scheduler import Action, FailTask, Recall, Scheduler, Send, StartGang
+from ..schedule.scheduler import Action, FailTask, Recall, Refuse, Scheduler, Send, StartGang
 from ..topology import AcceleratorInfo
 from ..wire import pull
 from ..wire.channel import Channel, ChannelClosed
@@ -43,6 +44,7 @@ from .gangs import Gangs
 from .link import LEAD_S, Line, NodeLink, Readable
 from .liveness import Liveness
 from .logs import LogRouter
+from .nested import NestedCalls
 from .opening import Opener
 from .tasks import Loss, PulledTask, StreamTask, Task, TaskFailure, loss_error
 from .telling import TaskCounts, TaskTeller
@@ -73,6 +75,7 @@ class DirectEngine:
         initializer: bytes | None,
         emit: Emit = ignore,
         kept: frozenset[int] = frozenset(),
+        default_timeout_s: float | None = None,
     ) -> None:
         self.job_id = job_id
         self._emit = emit
@@ -91,6 +94,7 @@ class DirectEngine:
         self._faults = Faults(self)
         self._width = Width(self)
         self.asking = Asking(self)
+        self.nested = NestedCalls(self, default_timeout_s)
         self._losses: dict[int, Loss] = {}
         self._after: list[Callable[[], object]] = []
         self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
@@ -232,6 +236,7 @@ class DirectEngine:
             self._idle.notify_all()
         with self._changing():
             self.asking.close()
+        self.nested.close()
         error = PoolClosed("the pool was closed before the call ended")
         for task in open_tasks:
             if not isinstance(task, RankTask):
@@ -241,6 +246,7 @@ class DirectEngine:
         self._wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=10)
+        self.nested.join()
         self._logs.flush()
         self._release_sockets()
 
@@ -285,6 +291,10 @@ class DirectEngine:
         """Of the node that has fewest."""
         return min((self._accelerators(n) for n in self._links), default=0)
 
+    def ranks_per_node(self, launch: Launch) -> int:
+        asked = launch.ranks_per_node
+        return max(1, self.accelerators()) if asked == "auto" else asked
+
     @property
     def round_trip_s(self) -> float:
         """To the node that is farthest away; 0 on this machine, and where it is not known yet."""
@@ -327,7 +337,7 @@ class DirectEngine:
                 self._watcher.add(link.line)  # until somebody waits for the value; see `lead`
                 self._lone = task.id
 
-    def _submit(self, task: Task, nodes: Nodes) -> None:
+    def _submit(self, task: Task, nodes: Nodes, *, parent: int | None = None) -> None:
         self._require_open()
         self._tasks[task.id] = task
         actions = self._scheduler.submit(
@@ -337,6 +347,7 @@ class DirectEngine:
             # The time of one begins when it is sent; the input of another goes with it and cannot be sent twice.
             in_advance=task.timeout_s is None and task.may_move,
             expected_ns=task.expected_ns,
+            parent=parent,
         )
         self._perform(actions)
 
@@ -356,6 +367,7 @@ class DirectEngine:
             if task is None or task.is_cancelled:
                 return
             task.is_cancelled = True
+            self.nested.ended(task_id)
             self._idle.notify_all()
             node = self._scheduler.cancel(task_id)
             if isinstance(task, RankTask):
@@ -472,6 +484,8 @@ class DirectEngine:
                 self._gangs.start(action)
             elif isinstance(action, FailTask):
                 self._fail(self._tasks[action.task], action)
+            elif isinstance(action, Refuse):
+                self.nested.refuse(action)
             else:
                 self._gangs.fail(action)
 
@@ -528,6 +542,7 @@ class DirectEngine:
         self._tasks.pop(task.id, None)
         self._losses.pop(task.id, None)
         self.asking.ended(task.id)
+        self.nested.ended(task.id)
         if ok is not None:
             self._teller.ended(task, ok=ok)
         if not self._tasks and not self._gangs:
@@ -789,6 +804,8 @@ class DirectEngine:
             (self._teller.usage if kind == Kind.USAGE else self._faults.on_notice)(link.node, frame.body)
         elif kind == Kind.ANSWER:
             self.asking.on_answer(frame)
+        elif kind in (Kind.CALL, Kind.UNCALL) and isinstance(link, NodeLink):
+            self._on_nested(link, frame)
         elif task is None:
             if kind in (Kind.PART, Kind.ITEM):
                 link.received(frame)
@@ -809,6 +826,13 @@ class DirectEngine:
         elif kind == Kind.IN_CREDIT:
             lane = frame.lane
             self._after.append(lambda: task.on_input_credit(lane))
+
+    def _on_nested(self, link: NodeLink, frame: Frame) -> None:
+        blobs = link.blobs_of_call(frame.ident)
+        if frame.kind == Kind.CALL:
+            self.nested.on_call(link.node, frame, blobs)
+        else:
+            self.nested.on_uncall(frame.ident)
 
     def _finish(self, task: Task, node: int, elapsed_ns: int | None = None) -> None:
         self._release(task, node)

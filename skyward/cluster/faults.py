@@ -108,6 +108,7 @@ class Faults:
                 self._lose(task, node)
             self._engine._perform(self._engine._scheduler.node_lost(node, will_return=will_return))
             self._engine._gangs.node_lost(node)
+            self._engine.nested.node_lost(node)
         if will_return:
             threading.Thread(target=self._replace, args=(node,), name="skyward-replace", daemon=True).start()
 

@@ -75,6 +75,10 @@ class Gang:
     """What was found of a hang in this start."""
     late: Late | None = None
     """Set when the time of this start is up."""
+    is_nested: bool = False
+    """A task has called it."""
+    parent: int | None = None
+    """That task, or the gang that it is a rank of."""
     past: list[str] = field(default_factory=list)
     """Of each start that failed before this one: why, in a line."""
 

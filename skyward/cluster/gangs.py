@@ -61,8 +61,17 @@ class Gangs:
 
     def _submit(self, gang: Gang) -> list[Action]:
         return self._engine._scheduler.submit_gang(
-            gang.id, nodes=gang.nodes, one_of=gang.one_of, places=gang.ranks_per_node
+            gang.id, nodes=gang.nodes, one_of=gang.one_of, places=gang.ranks_per_node, parent=gang.parent
         )
+
+    def get(self, gang_id: int) -> Gang | None:
+        return self._gangs.get(gang_id)
+
+    def drop(self, gang: Gang) -> None:
+        """It never started, and the scheduler has forgotten it; its owner tells it why."""
+        self._gangs.pop(gang.id, None)
+        if not self._engine._tasks and not self._gangs:
+            self._engine._idle.notify_all()
 
     def cancel(self, gang_id: int) -> None:
         gang = self._gangs.get(gang_id)

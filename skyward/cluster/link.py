@@ -18,6 +18,7 @@ from ..wire.blobs import Blob, default_limit
 from ..wire.channel import BLOBS, Channel, ChannelClosed
 from ..wire.frames import Frame, Kind, pack
 from ..wire.layout import parse
+from ..wire.nested import IS_NESTED
 from ..wire.payloads import Encoded
 from ..wire.stream import StreamChannel
 from ..wire.tasks import Mode, pack_task
@@ -188,6 +189,8 @@ class NodeLink(Readable):
         self._blob_bytes = 0
         self._blob_limit = blob_limit or 2 * default_limit()
         self._arrived: dict[bytes, Blob] = {}
+        self._of_calls: dict[int, dict[bytes, Blob]] = {}
+        """Blobs of calls that tasks make, by the number of the call, until that comes."""
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
         self.channel.queue(kind, ident, body, lane=lane)
@@ -319,9 +322,15 @@ class NodeLink(Readable):
         for frame in self.channel.receive():
             if frame.kind == Kind.BLOB:
                 size = int.from_bytes(frame.body[16:24], "little")
-                self._arrived[frame.body[:16]] = Blob(frame.body[:16], size, frame.fd)
+                is_of_call = frame.ident & IS_NESTED
+                arrived = self._of_calls.setdefault(frame.ident, {}) if is_of_call else self._arrived
+                arrived[frame.body[:16]] = Blob(frame.body[:16], size, frame.fd)
             else:
                 yield frame
+
+    def blobs_of_call(self, number: int) -> dict[bytes, Blob]:
+        """What came for a call that a task makes; they are the caller's now."""
+        return self._of_calls.pop(number, {})
 
     def received(self, frame: Frame) -> Received:
         parsed = parse(frame.body)

@@ -122,6 +122,9 @@ class Task:
     handles_loss: ClassVar[bool] = False
     """Whether it is told of the loss of its process by `on_lost`, and is then finished for the engine."""
 
+    is_nested: ClassVar[bool] = False
+    """Whether a task has called it."""
+
     @property
     def calls(self) -> int:
         """How many calls of the user's it is."""

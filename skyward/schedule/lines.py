@@ -14,7 +14,7 @@ __all__ = ["Lines"]
 
 
 class _Entry(Protocol):
-    turn: int
+    turn: tuple[int, int]
 
     @property
     def line(self) -> Hashable: ...
@@ -31,9 +31,10 @@ class Lines(Generic[E]):
         self._first = 0
         self._last = 0
 
-    def append(self, entry: E) -> None:
+    def append(self, entry: E, *, is_urgent: bool = False) -> None:
+        """`is_urgent`: behind others that are, and in front of all that are not. Those have lines of their own."""
         self._last += 1
-        entry.turn = self._last
+        entry.turn = (not is_urgent, self._last)
         line = self._lines.get(entry.line)
         if line is None:
             self._lines[entry.line] = deque((entry,))
@@ -43,7 +44,7 @@ class Lines(Generic[E]):
     def append_left(self, entry: E) -> None:
         """In front of all others."""
         self._first -= 1
-        entry.turn = self._first
+        entry.turn = (0, self._first)
         self._lines.setdefault(entry.line, deque()).appendleft(entry)
 
     def remove(self, entry: E) -> None:

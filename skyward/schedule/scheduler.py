@@ -10,7 +10,9 @@ A node runs as many tasks as it has slots. While tasks are short a node is also 
 never waits for the network: one for each slot, and as many more as its slots end in the time of a round trip. Those are
 recalled when another node falls idle. A gang starts only when all
 its nodes have room for its ranks at once; from the moment it is first in the queue nothing new goes to those nodes, so
-it cannot starve. The owner feeds events and carries out the actions; every method is called under the owner's lock.
+it cannot starve. A call that a task makes (`parent`) goes before all that wait, gangs too, for they may wait for that
+very task; it is refused where it could never run, see `nested`. The owner feeds events and carries out the actions;
+every method is called under the owner's lock.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from .lines import Lines
+from .nested import Family, NestedEntry, Places
 
-__all__ = ["Action", "FailGang", "FailTask", "Recall", "Scheduler", "Send", "StartGang"]
+__all__ = ["Action", "FailGang", "FailTask", "Recall", "Refuse", "Scheduler", "Send", "StartGang"]
 
 SHORT_TASK_NS = 1_000_000_000
 """Nanoseconds. Tasks whose running mean is below this are sent in advance: what a slot waits between two is then a
@@ -76,7 +79,15 @@ class FailGang:
     node: int | None
 
 
-Action = Send | Recall | FailTask | StartGang | FailGang
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A task or gang that a task has called can never start: tasks that wait for calls of their own hold all places."""
+
+    call: int
+    nodes: tuple[int, ...]
+
+
+Action = Send | Recall | FailTask | StartGang | FailGang | Refuse
 
 
 @dataclass(slots=True)
@@ -87,11 +98,13 @@ class _Task:
     in_advance: bool = True  # may be sent before a slot is free
     node: int | None = None
     is_recalled: bool = False
-    turn: int = 0
+    parent: int | None = None
+    """The task or gang that has called it."""
+    turn: tuple[int, int] = (0, 0)
 
     @property
     def line(self) -> Hashable:
-        return self.nodes
+        return self.nodes if self.parent is None else ("nested", self.nodes)
 
 
 @dataclass(slots=True)
@@ -100,11 +113,12 @@ class _Gang:
     nodes: tuple[int, ...] | None  # all of them; None: any one of `one_of`
     one_of: tuple[int, ...] | None  # None: of those that are not kept
     places: int  # on each node
-    turn: int = 0
+    parent: int | None = None
+    turn: tuple[int, int] = (0, 0)
 
     @property
     def line(self) -> Hashable:
-        return self.nodes, self.one_of
+        return self.parent is not None, self.nodes, self.one_of
 
 
 @dataclass(slots=True)
@@ -155,6 +169,7 @@ class Scheduler:
         self._tasks: dict[int, _Task] = {}
         self._queue: Lines[_Task | _Gang] = Lines()
         self._gangs: dict[int, tuple[tuple[int, ...], int]] = {}
+        self._family = Family()
         self._mean_ns = float(_FIRST_MEAN_NS)
         self._has_mean = False
         self._turn = 0
@@ -192,7 +207,7 @@ class Scheduler:
                 task.retries -= 1
                 self._return(task)
             else:
-                del self._tasks[task_id]
+                self._forget(task_id)
                 actions.append(FailTask(task_id, node, None))
         lost.sent.clear()
         lost.gang_places = 0
@@ -203,6 +218,7 @@ class Scheduler:
             del self._nodes[node]
             self._open.pop(node, None)
             actions += self._fail_unplaceable(node)
+            actions += self._refuse_stuck()
         return actions + self._place()
 
     def node_leaving(self, node: int) -> list[Action]:
@@ -243,17 +259,21 @@ class Scheduler:
         retries: int = 0,
         in_advance: bool = True,
         expected_ns: float | None = None,
+        parent: int | None = None,
     ) -> list[Action]:
         """`nodes`: those that it may go to; None: any that is not kept. It waits for one of them to come back, and
         fails once all are gone for good. `in_advance` False: it is sent only when a slot is free, so that it begins
         when it is sent. `expected_ns`: how long it will take, where that is known before any has ended.
+        `parent`: the task or gang that calls it, and that runs.
         """
         if expected_ns is not None and expected_ns < self._mean_ns:
             self._mean_ns, self._has_mean = expected_ns, True
-        made = _Task(task, nodes, retries, in_advance)
+        made = _Task(task, nodes, retries, in_advance and parent is None, parent=parent)
         if self._are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
         self._tasks[task] = made
+        if parent is not None:
+            return self._submit_nested(made)
         if not self._queue:  # the common case: nothing waits, so it takes any room there is
             actions: list[Action] = []
             if not self._place_task(made, _NOTHING_RESERVED, actions):
@@ -263,17 +283,32 @@ class Scheduler:
         return self._place()
 
     def submit_gang(
-        self, gang: int, *, nodes: tuple[int, ...] | None, places: int, one_of: tuple[int, ...] | None = None
+        self,
+        gang: int,
+        *,
+        nodes: tuple[int, ...] | None,
+        places: int,
+        one_of: tuple[int, ...] | None = None,
+        parent: int | None = None,
     ) -> list[Action]:
         """`nodes`: all of them; None: any one of `one_of`, or of those that are not kept. `places`: how many slots it
         takes on each.
         """
-        made = _Gang(gang, nodes, one_of, places)
+        made = _Gang(gang, nodes, one_of, places, parent)
         if self._cannot_start(made):
             wanted = nodes or one_of or ()
             return [FailGang(gang, next((n for n in wanted if n not in self._nodes), None))]
+        if parent is not None:
+            return self._submit_nested(made)
         self._queue.append(made)
         return self._place()
+
+    def _submit_nested(self, made: _Task | _Gang) -> list[Action]:
+        """It goes before all that wait. Where it cannot start, now or later, it is refused."""
+        self._family.add(made.parent, made)
+        self._queue.append(made, is_urgent=True)
+        actions = self._place()
+        return actions + self._refuse_stuck(made)
 
     def finished(self, task: int, elapsed_ns: int | None = None) -> list[Action]:
         """It ended, well or badly, and will not be run again."""
@@ -287,7 +322,7 @@ class Scheduler:
 
     def drop(self, task: int) -> None:
         """`finished`, and its place is given to nobody yet: the owner is about to tell of the loss of its node."""
-        dropped = self._tasks.pop(task, None)
+        dropped = self._forget(task)
         if dropped is None:
             return
         if dropped.node is None:
@@ -306,7 +341,7 @@ class Scheduler:
             returned.retries -= started
             self._return(returned)
             return self._place()
-        del self._tasks[task]
+        self._forget(task)
         return [FailTask(task, node, True), *self._place()]
 
     def again(self, task: int) -> list[Action]:
@@ -323,11 +358,12 @@ class Scheduler:
             return None
         if known.node is None:
             self._queue.remove(known)
-            del self._tasks[task]
+            self._forget(task)
         return known.node
 
     def gang_finished(self, gang: int) -> list[Action]:
         """All its processes are gone; also for a gang that never started."""
+        self._family.remove(gang)
         nodes, places = self._gangs.pop(gang, ((), 0))
         for number in nodes:
             node = self._nodes.get(number)
@@ -480,6 +516,13 @@ class Scheduler:
             node.sent.pop(task.id, None)
         task.node = None
 
+    def _forget(self, task: int) -> _Task | None:
+        """It has left the books, whatever became of it."""
+        known = self._tasks.pop(task, None)
+        if known is not None and known.parent is not None:
+            self._family.remove(task)
+        return known
+
     def _return(self, task: _Task) -> None:
         task.node = None
         self._queue.append_left(task)
@@ -499,9 +542,60 @@ class Scheduler:
             if isinstance(entry, _Gang):
                 if self._cannot_start(entry):
                     self._queue.remove(entry)
+                    self._family.remove(entry.id)
                     actions.append(FailGang(entry.id, node))
             elif self._are_gone(entry.nodes):
                 self._queue.remove(entry)
-                del self._tasks[entry.id]
+                self._forget(entry.id)
                 actions.append(FailTask(entry.id, node, False))
         return actions
+
+    # Calls of tasks -------------------------------------------------------------------------------------------------
+
+    def _refuse_stuck(self, made: _Task | _Gang | None = None) -> list[Action]:
+        """Of the calls of tasks that wait (or of `made` alone, if it does) those that can never start."""
+        if not self._family:
+            return []
+        actions: list[Action] = []
+        waiting = [e for e in self._queue if e.parent is not None] if made is None else [made]
+        for entry in waiting:
+            if self._has_begun(entry) or not self._family.is_stuck(entry, self._places()):
+                continue
+            self._queue.remove(entry)
+            if isinstance(entry, _Task):
+                self._forget(entry.id)
+                nodes = tuple(n.id for n in self._candidates(entry.nodes))
+            else:
+                self._family.remove(entry.id)
+                nodes = tuple(n.id for n in self._candidates(entry.nodes or entry.one_of))
+            actions.append(Refuse(entry.id, nodes))
+        return actions
+
+    def _has_begun(self, entry: NestedEntry) -> bool:
+        return entry.id in self._gangs or (isinstance(entry, _Task) and entry.node is not None)
+
+    def _places(self) -> Places:
+        """What the tasks and gangs that have called something hold, and what the calls that wait need."""
+        held: dict[int, dict[int, int]] = {}
+        for parent in self._family.parents():
+            task = self._tasks.get(parent)
+            if task is not None and task.node is not None:
+                held[parent] = {task.node: 1}
+            elif parent in self._gangs:
+                numbers, places = self._gangs[parent]
+                held[parent] = {n: min(places, self._nodes[n].slots) for n in numbers if n in self._nodes}
+        return Places(
+            slots={node.id: node.slots for node in self._nodes.values()},
+            held=held,
+            needs=self._needs,
+        )
+
+    def _needs(self, entry: NestedEntry) -> tuple[tuple[int, ...], int, bool] | None:
+        """(nodes, places on each, whether on all of them) of a call that waits; None: it has begun."""
+        if self._has_begun(entry):
+            return None
+        if isinstance(entry, _Gang):
+            numbers = tuple(n.id for n in self._candidates(entry.nodes or entry.one_of))
+            return numbers, entry.places, entry.nodes is not None
+        assert isinstance(entry, _Task)
+        return tuple(n.id for n in self._candidates(entry.nodes)), 1, False

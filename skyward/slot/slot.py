@@ -14,7 +14,7 @@ from ..wire.blobs import Blob
 from ..wire.frames import Frame, Kind
 from ..wire.layout import references
 from ..wire.tasks import CALL_KINDS, Topology, unpack_task
-from . import answers
+from . import answers, nested
 from .execute import Inbox, TaskRun
 from .functions import Functions
 from .guards import SlotGuard
@@ -147,6 +147,7 @@ class Slot:
             ).run()
         finally:
             answers.end(frame.ident)
+            nested.end(frame.ident)
             guard.end()
             enter_call(None, whole_process=whole_process)
 

@@ -55,6 +55,10 @@ class Blob:
     _closed: bool = field(default=False, repr=False)
     _loaded: bytearray | None = field(default=None, repr=False)
 
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
     def load(self) -> None:
         """Copy it to memory of this process and close the file; it can be mapped once then."""
         loaded = bytearray(self.size)

@@ -112,6 +112,11 @@ class Kind(IntEnum):
     ASK = 61  # C > A > S
     ANSWER = 62  # S > A > C  lane: 0 answered, 1 nobody answers there, 2 too many are open, 3 the answer is too large
 
+    # Calls that a task makes of other nodes; ident: the number of the call, see `nested`. So have their blobs.
+    CALL = 70  # S > A > C  payload: NestedCall
+    UNCALL = 71  # S > A > C  nobody waits for it any more
+    OUTCOME = 72  # C > A > S  payload: Outcome
+
 
 class Frame(NamedTuple):
     kind: int

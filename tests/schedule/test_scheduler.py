@@ -9,7 +9,17 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from skyward.schedule.scheduler import SHORT_TASK_NS, Action, FailGang, FailTask, Recall, Scheduler, Send, StartGang
+from skyward.schedule.scheduler import (
+    SHORT_TASK_NS,
+    Action,
+    FailGang,
+    FailTask,
+    Recall,
+    Refuse,
+    Scheduler,
+    Send,
+    StartGang,
+)
 
 AHEAD = 2
 """Tasks that a node may be sent beyond its slots while tasks are short."""
@@ -278,6 +288,83 @@ def test_a_gang_of_one_node_starts_on_one_of_those_it_may_go_to() -> None:
     assert scheduler.gang_finished(2) == [StartGang(3, (2,))]
 
 
+# Calls of tasks -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_task_calls_goes_before_all_that_waits_in_the_order_of_the_calls() -> None:
+    scheduler = up(1, 1)
+    assert submit(scheduler, 2) == [Send(0, 0), Send(1, 1)]
+    scheduler.submit_gang(10, nodes=(0, 1), places=1)
+    scheduler.submit(11, nodes=(1,))
+    assert scheduler.submit(20, nodes=(1,), parent=0) == []
+    assert scheduler.submit(21, nodes=(1,), parent=0) == []
+    assert scheduler.finished(1) == [Send(20, 1)], "the gang waits for its parent"
+    assert scheduler.finished(20) == [Send(21, 1)]
+    assert scheduler.finished(21) == []
+    assert scheduler.finished(0) == [StartGang(10, (0, 1))]
+
+
+def test_what_a_task_calls_is_sent_only_to_a_free_slot() -> None:
+    scheduler = up(1, 1)
+    make_short(scheduler)
+    scheduler.submit(0, nodes=(0,))
+    scheduler.submit(1, nodes=(1,))
+    assert scheduler.submit(2, nodes=(1,), parent=0) == []
+    assert scheduler.submit(3) == [Send(3, 0)], "what is sent in advance does not go where it waits"
+    assert scheduler.finished(1) == [Send(2, 1)]
+
+
+def test_a_task_that_calls_for_its_own_slot_is_refused() -> None:
+    scheduler = up(1, 2)
+    scheduler.submit(0, nodes=(0,))
+    assert scheduler.submit(1, nodes=(0,), parent=0) == [Refuse(1, (0,))]
+    assert scheduler.submit(2, nodes=(0, 1), parent=0) == [Send(2, 1)]
+    scheduler.submit(3, nodes=(1,))
+    assert scheduler.submit(4, nodes=(1,), parent=3) == [], "the other slot there ends"
+    assert scheduler.finished(2) == [Send(4, 1)]
+    assert scheduler.queued == 0
+
+
+def test_a_circle_of_calls_is_refused_where_it_closes() -> None:
+    scheduler = up(1, 1, 1)
+    for task in range(3):
+        scheduler.submit(task, nodes=(task,))
+    assert scheduler.submit(10, nodes=(1,), parent=0) == []
+    assert scheduler.submit(11, nodes=(2,), parent=1) == []
+    assert scheduler.submit(12, nodes=(0, 1), parent=2) == [Refuse(12, (0, 1))]
+    assert scheduler.finished(2) == [Send(11, 2)]
+    assert scheduler.submit(13, nodes=(0, 1, 2), parent=11) == [Refuse(13, (0, 1, 2))]
+    scheduler.finished(11)
+    assert scheduler.finished(1) == [Send(10, 1)]
+
+
+def test_a_call_waits_for_a_task_that_waits_for_one_that_runs() -> None:
+    scheduler = up(1, 1, 1)
+    scheduler.submit(0, nodes=(0,))
+    scheduler.submit(1, nodes=(1,))
+    assert scheduler.submit(10, nodes=(2,), parent=1) == [Send(10, 2)]
+    assert scheduler.submit(11, nodes=(1,), parent=0) == [], "1 ends when 10 has"
+
+
+def test_a_gang_that_calls_for_its_own_places_is_refused() -> None:
+    scheduler = up(2, 1, 1)
+    scheduler.submit_gang(1, nodes=(0, 1), places=1)
+    assert scheduler.submit_gang(2, nodes=(1, 2), places=1, parent=1) == [Refuse(2, (1, 2))]
+    assert scheduler.submit_gang(3, nodes=None, one_of=(1, 2), places=1, parent=1) == [StartGang(3, (2,))]
+    assert scheduler.submit_gang(4, nodes=(0, 2), places=1, parent=1) == [], "3 ends"
+    assert scheduler.submit_gang(5, nodes=None, one_of=(0,), places=2, parent=1) == [Refuse(5, (0,))]
+    assert scheduler.gang_finished(3) == [StartGang(4, (0, 2))]
+
+
+def test_a_call_that_can_start_no_more_when_a_node_is_gone_is_refused() -> None:
+    scheduler = up(1, 1)
+    scheduler.submit(0, nodes=(0,))
+    scheduler.submit(1, nodes=(1,))
+    assert scheduler.submit(2, nodes=(0, 1), parent=0) == []
+    assert scheduler.node_lost(1, will_return=True) == [FailTask(1, 1, None)]
+    assert scheduler.node_lost(1, will_return=False) == [Refuse(2, (0,))]
+
+
 # Any order of events ------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +381,7 @@ class Known:
     is_recalled: bool = False
     is_cancelled: bool = False
     was_returned: bool = False
+    parent: int | None = None
 
 
 @dataclass
@@ -372,6 +460,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.on_fail(action)
             elif isinstance(action, StartGang):
                 self.on_start(action)
+            elif isinstance(action, Refuse):
+                self.on_refuse(action)
             else:
                 assert not self.gangs[action.gang].on, "it had started"
                 del self.gangs[action.gang]
@@ -386,7 +476,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert task.runs <= task.retries, "run more often than it may be"
         assert self.load(action.node) < node.slots + (FAR_AHEAD if node.is_far else max(AHEAD, node.slots))
         for gang in self.gangs.values():
-            if not gang.on and gang.submitted < task.submitted and not task.was_returned:
+            if not gang.on and gang.submitted < task.submitted and not (task.was_returned or task.parent):
                 needed = self.eligible(gang.one_of) if gang.nodes is None else gang.nodes
                 assert action.node not in needed, "overtook a gang"
         task.node, task.is_recalled = action.node, False
@@ -400,6 +490,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert task.runs > task.retries, "it may run again"
         self.failed.add(action.task)
+
+    def on_refuse(self, action: Refuse) -> None:
+        task = self.tasks.pop(action.call)
+        assert task.parent is not None
+        assert task.node is None
+        assert set(action.nodes) == set(self.eligible(task.nodes))
+        calling = {t.parent for t in self.tasks.values()} | {task.parent}
+        for node in action.nodes:
+            held = sum(number in calling for number in self.nodes[node].tasks)
+            assert held >= self.nodes[node].slots, "a slot is free, or held by what ends"
 
     def on_start(self, action: StartGang) -> None:
         gang = self.gangs[action.gang]
@@ -434,6 +534,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         number = self.next()
         self.tasks[number] = Known(nodes, retries, number)
         self.perform(self.scheduler.submit(number, nodes=nodes, retries=retries, in_advance=in_advance))
+
+    @precondition(lambda self: self.sent())
+    @rule(data=st.data())
+    def call_from_a_task(self, data: st.DataObject) -> None:
+        nodes = data.draw(some_nodes())
+        parent = data.draw(st.sampled_from(self.sent()))
+        number = self.next()
+        self.tasks[number] = Known(nodes, 0, number, parent=parent)
+        self.perform(self.scheduler.submit(number, nodes=nodes, parent=parent))
 
     @rule(data=st.data(), places=st.integers(1, 4))
     def submit_gang(self, data: st.DataObject, places: int) -> None:
@@ -565,6 +674,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         for task in self.tasks.values():
             if task.node is None:
                 assert not set(self.eligible(task.nodes)) & set(idle)
+
+    @invariant()
+    def what_tasks_have_called_can_start(self) -> None:
+        """Let everything end that can: no call of a task is left that waits."""
+        left = dict(self.tasks)
+        while True:
+            calling = {task.parent for task in left.values()}
+            on = [task.node for task in left.values()]
+            over = [n for n, t in left.items() if t.node is not None and n not in calling]
+            over += [
+                number
+                for number, task in left.items()
+                if task.parent and task.node is None
+                if any(on.count(node) < self.nodes[node].slots for node in self.eligible(task.nodes))
+            ]
+            if not over:
+                break
+            for number in over:
+                del left[number]
+        assert not [number for number, task in left.items() if task.parent]
 
     def teardown(self) -> None:
         """Everything ends: nothing was lost, nothing starves."""

@@ -1,0 +1,355 @@
+"""Calls that tasks make (see `skyward.slot.handle`): made tasks and gangs of the engine, and answered.
+
+A part of `DirectEngine` in a file of its own: it changes the engine's books, while they are open. What takes time, or
+unpickles what users made, is done by a thread of its own: the I/O thread only takes the frames.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pickle
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..calls import CallOptions
+from ..errors import InternalError, SkywardError, UsageError
+from ..futures import Future
+from ..launch import Launch
+from ..schedule.scheduler import Refuse
+from ..wire.blobs import Blob, blob_digest, content_digest
+from ..wire.channel import BLOBS, CONTROL
+from ..wire.failures import encode_exception
+from ..wire.frames import Frame, Kind
+from ..wire.layout import HEAD, PICKLE_IS_BLOB, REFERENCE
+from ..wire.nested import NestedCall, Outcome, message_of, packed, payload_in
+from ..wire.payloads import Encoded
+from ..wire.tasks import CALL_KINDS, Mode, TaskHead
+from .gang import Gang, RankTask
+from .tasks import Received, Task, TaskFailure, WireFunction
+
+if TYPE_CHECKING:
+    from .direct import DirectEngine
+
+__all__ = ["NestedCalls", "refuse_gang_options"]
+
+_GANG = CALL_KINDS.index("gang")
+_JOIN_S = 5.0
+_LAUNCH_LIMIT = 64 * 1024
+"""Bytes: an order to fork is one packet."""
+
+
+@dataclass(eq=False, kw_only=True)
+class _Call:
+    """One that is open. `node`: where the task that made it runs. `child`: the task or gang that it became."""
+
+    number: int
+    node: int
+    parent: int = 0
+    child: int = 0
+    is_gang: bool = False
+    is_cancelled: bool = False
+
+
+@dataclass(eq=False, kw_only=True)
+class _NestedTask(Task):
+    """Tells its outcome to the thread that sends it back."""
+
+    is_nested = True
+
+    call_number: int
+    told: Callable[[int, str, Any], None]
+
+    def on_result(self, received: Received) -> None:
+        self.told(self.call_number, "value", received)
+
+    def on_error(self, failed: TaskFailure) -> None:
+        self.told(self.call_number, "failed", failed)
+
+    def on_failed(self, error: BaseException) -> None:
+        self.told(self.call_number, "error", error)
+
+
+class NestedCalls:
+    """Those that are open."""
+
+    def __init__(self, engine: DirectEngine, default_timeout_s: float | None) -> None:
+        self._engine = engine
+        self._default_timeout_s = default_timeout_s
+        self._calls: dict[int, _Call] = {}
+        self._by_parent: dict[int, set[int]] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    # What the engine tells, under its lock ---------------------------------------------------------------------------
+
+    def on_call(self, node: int, frame: Frame, blobs: dict[bytes, Blob]) -> None:
+        call = self._calls[frame.ident] = _Call(number=frame.ident, node=node)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="skyward-nested", daemon=True)
+            self._thread.start()
+        self._inbox.put(lambda: self._begin(call, frame.body, blobs))
+
+    def on_uncall(self, number: int) -> None:
+        """Nobody waits for it any more."""
+        call = self._take(number)
+        if call is not None:
+            self._stop(call)
+
+    def ended(self, parent: int) -> None:
+        """The task has ended, or is being stopped: what it has called is cancelled, and it is told so."""
+        for number in tuple(self._by_parent.get(parent, ())):
+            self._cancel(number)
+
+    def node_lost(self, node: int) -> None:
+        for number in [number for number, call in self._calls.items() if call.node == node]:
+            self._cancel(number)
+
+    def refuse(self, action: Refuse) -> None:
+        """It could never start."""
+        engine = self._engine
+        nodes = ", ".join(map(str, sorted(action.nodes)))
+        task, gang = engine._tasks.get(action.call), engine._gangs.get(action.call)
+        name = task.name if task is not None else gang.name if gang is not None else "?"
+        error = UsageError(
+            f"{name!r} could never run: all slots that it may go to (of node {nodes}) are held by tasks that wait for "
+            "calls of their own, and one of those for this one; send it to another node, keep one for it by "
+            "roles={...}, or give the pool more slots (concurrency=)"
+        )
+        if task is not None:
+            engine._forget(task)
+            engine._after.append(lambda: task.on_failed(error))
+        elif gang is not None:
+            engine._gangs.drop(gang)
+            engine._after.append(lambda: gang.future.settle_error(error))
+
+    def close(self) -> None:
+        self._inbox.put(None)
+
+    def join(self) -> None:
+        """Without the lock: what its thread does last may need it."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def _take(self, number: int) -> _Call | None:
+        call = self._calls.pop(number, None)
+        if call is not None:
+            siblings = self._by_parent.get(call.parent, set())
+            siblings.discard(number)
+            if not siblings:
+                self._by_parent.pop(call.parent, None)
+        return call
+
+    def _cancel(self, number: int) -> None:
+        call = self._take(number)
+        if call is not None:
+            self._reply(call, packed(Outcome("cancelled"), ()))
+            self._stop(call)
+
+    def _stop(self, call: _Call) -> None:
+        """Once the books are closed: what is about to be sent must have been, to be stopped."""
+        call.is_cancelled = True
+        engine, child = self._engine, call.child
+        if child:
+            engine._after.append(lambda: engine.cancel_gang(child) if call.is_gang else engine.cancel(child))
+
+    def _reply(self, call: _Call, message: Encoded) -> None:
+        engine = self._engine
+        link = engine._links.get(call.node)
+        if link is None:
+            return
+        for blob in message.blobs:
+            body = blob.digest + blob.size.to_bytes(8, "little") + bytes(8)
+            link.channel.queue(Kind.BLOB, call.number, body, fd=blob.fd, priority=BLOBS)
+        link.channel.queue(Kind.OUTCOME, call.number, message.body, priority=BLOBS if message.blobs else CONTROL)
+        engine._dirty.add(link)
+
+    # The thread ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (work := self._inbox.get()) is not None:
+            try:
+                work()
+            except Exception as error:  # of one call; the others go on
+                sys.stderr.write(f"skyward: a call of a task: {type(error).__name__}: {error}\n")
+            del work  # it holds arrays
+
+    def _begin(self, call: _Call, body: bytes, blobs: Mapping[bytes, Blob]) -> None:
+        try:
+            asked = NestedCall(*message_of(body, blobs))
+            submit = self._gang_of(call, asked, blobs) if asked.kind == _GANG else self._task_of(call, asked, blobs)
+            with self._engine._changing():
+                if self._adopt(call, asked.parent):
+                    submit()
+        except SkywardError as error:
+            self._settle(call.number, "error", error)
+        except Exception as error:  # unpickling what the user gave: any exception can come
+            self._settle(call.number, "error", UsageError(f"the call cannot be made: {type(error).__name__}: {error}"))
+
+    def _adopt(self, call: _Call, parent: int) -> bool:
+        """Whether it is still wanted; from now on it ends with the task that made it."""
+        engine = self._engine
+        task = engine._tasks.get(parent)
+        if call.is_cancelled or call.number not in self._calls or not engine._is_open:
+            return False
+        if task is None or task.is_cancelled:
+            self._cancel(call.number)
+            return False
+        call.parent = parent
+        self._by_parent.setdefault(parent, set()).add(call.number)
+        return True
+
+    def _task_of(self, call: _Call, asked: NestedCall, blobs: Mapping[bytes, Blob]) -> Callable[[], None]:
+        engine = self._engine
+        options: CallOptions = pickle.loads(asked.options)
+        refuse_gang_options(options, asked.name)
+        function = _function_of(asked, blobs)
+        task = _NestedTask(
+            id=engine.next_id(),
+            name=asked.name,
+            head=TaskHead(function.digest, Mode.CALL, asked.kind, 0, 0, asked.part, asked.parts),
+            function=function,
+            payload=payload_in(asked.arguments, blobs),
+            options=options,
+            timeout_s=self._default_timeout_s if options.timeout_s is None else options.timeout_s,
+            call_number=call.number,
+            told=self._told,
+        )
+
+        def submit() -> None:
+            call.child = task.id
+            engine._submit(task, asked.nodes, parent=self._holder(call.parent))
+
+        return submit
+
+    def _gang_of(self, call: _Call, asked: NestedCall, blobs: Mapping[bytes, Blob]) -> Callable[[], None]:
+        engine = self._engine
+        options: CallOptions = pickle.loads(asked.options)
+        if len(asked.launch) > _LAUNCH_LIMIT:
+            raise UsageError(
+                f"the options of the integration of {asked.name!r} are {len(asked.launch)} bytes; the limit is "
+                f"{_LAUNCH_LIMIT}. Pass large things as arguments of the function"
+            )
+        launch: Launch = pickle.loads(asked.launch)
+        if options.timeout_s is None and self._default_timeout_s is not None:
+            fields = {name: getattr(options, name) for name in CallOptions.__dataclass_fields__}
+            options = CallOptions(**{**fields, "timeout_s": self._default_timeout_s})
+        function = _function_of(asked, blobs)
+        gang_id = engine.next_id()
+        gang = Gang(
+            id=gang_id,
+            name=asked.name,
+            launch=launch,
+            launch_bytes=asked.launch,
+            function=function,
+            payload=payload_in(asked.arguments, blobs),
+            head=TaskHead(function.digest, Mode.CALL, _GANG, 0, 0),
+            options=options,
+            nodes=asked.nodes if asked.is_on_all else None,
+            one_of=None if asked.is_on_all else asked.nodes,
+            ranks_per_node=engine.ranks_per_node(launch),
+            future=Future(lambda: engine.cancel_gang(gang_id)),
+            retries_left=options.retries,
+            restarts_left=options.max_restarts,
+            is_nested=True,
+        )
+
+        def ended(future: concurrent.futures.Future[Any]) -> None:
+            if not future.cancelled():
+                self._told(call.number, "gang", gang)
+
+        def submit() -> None:
+            call.child, call.is_gang = gang_id, True
+            gang.parent = self._holder(call.parent)
+            gang.future.add_done_callback(ended)
+            engine._gangs.submit(gang)
+
+        return submit
+
+    def _holder(self, parent: int) -> int:
+        """What holds the places of the task that calls: itself, or the gang whose rank it is."""
+        task = self._engine._tasks[parent]
+        return task.gang.id if isinstance(task, RankTask) else parent
+
+    # What comes of them ----------------------------------------------------------------------------------------------
+
+    def _told(self, number: int, what: str, came: Any) -> None:
+        self._inbox.put(lambda: self._settle(number, what, came))
+
+    def _settle(self, number: int, what: str, came: Any) -> None:
+        if number not in self._calls:
+            return
+        try:
+            message = _message(what, came)
+        except Exception as error:  # no room for a copy, say
+            message = _message(
+                "error", InternalError(f"a value could not be passed on: {type(error).__name__}: {error}")
+            )
+        with self._engine._changing():
+            call = self._take(number)
+            if call is not None and self._engine._is_open:
+                self._reply(call, message)
+
+
+def _function_of(asked: NestedCall, blobs: Mapping[bytes, Blob]) -> WireFunction:
+    return WireFunction(content_digest(asked.function), payload_in(asked.function, blobs))
+
+
+def _message(what: str, came: Any) -> Encoded:
+    if what == "value":
+        return _of_values("value", [came])
+    if what == "gang":
+        return _of_gang(came)
+    if what == "failed":
+        fields = (came.failure, came.where, came.node, came.task, came.log_tail)
+        return packed(Outcome("failed", (pickle.dumps(fields),)), ())
+    data, reason = encode_exception(came)
+    if data is None:
+        data, _ = encode_exception(InternalError(f"{type(came).__name__}: {came} (it cannot be sent: {reason})"))
+    return packed(Outcome("error", (data or b"",)), ())
+
+
+def _of_gang(gang: Gang) -> Encoded:
+    try:
+        if gang.future.has_failed:
+            gang.future.result()
+    except Exception as error:
+        return _message("error", error)
+    values = [gang.values[rank] for rank in sorted(gang.values)]
+    return _of_values("value" if gang.nodes is None else "values", values[:1] if gang.nodes is None else values)
+
+
+def _of_values(status: str, values: list[Received]) -> Encoded:
+    passed = [_passed_on(value) for value in values]
+    return packed(Outcome(status, tuple(p.body for p in passed)), [blob for p in passed for blob in p.blobs])
+
+
+def _passed_on(value: Received) -> Encoded:
+    """The payload as it came, with its blobs named by content: a slot names results by number only."""
+    if not value.blobs:
+        return Encoded(HEAD.pack(0, 0, 0) + bytes(value.parsed.pickle))
+    blobs = tuple(_named(blob) for blob in value.blobs)
+    names = b"".join(REFERENCE.pack(blob.digest, blob.size) for blob in blobs)
+    flags = PICKLE_IS_BLOB if value.parsed.pickle_is_blob else 0
+    return Encoded(HEAD.pack(flags, len(blobs), 0) + names + bytes(value.parsed.pickle), blobs)
+
+
+def _named(blob: Blob) -> Blob:
+    if blob.is_loaded:
+        return Blob.snapshot(memoryview(blob.map()))
+    with memoryview(blob.map()) as view:
+        return Blob(blob_digest(view), blob.size, os.dup(blob.fd))
+
+
+def refuse_gang_options(options: CallOptions, name: str) -> None:
+    """Raise UsageError if a plain call has options that only ranks can have."""
+    for field in ("max_restarts", "hang_timeout_s"):
+        if getattr(options, field):
+            raise UsageError(
+                f"{field}: {name!r} is under no integration, so it has no ranks; for a plain call there are "
+                "retries=, retry_on= and timeout_s="
+            )

@@ -1,0 +1,144 @@
+"""What a pool, or a part of it, becomes in a task: a target of calls that goes by the task's own node to the client."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+from ..calls import Dispatcher, PendingCompute, PendingComputeGroup, open_pools
+from ..errors import PoolClosed, UsageError
+from ..futures import Future
+from ..waiting import joined, streamed, value_of, values_of
+from ..wire.tasks import CALL_KINDS
+from .nested import Caller, caller_of
+from .runtime import current_call
+
+__all__ = ["TargetHandle"]
+
+T = TypeVar("T")
+
+_PLAIN, _BROADCAST, _GANG = (CALL_KINDS.index(kind) for kind in ("plain", "broadcast", "gang"))
+
+
+class TargetHandle:
+    """A pool, or some of its nodes, that was passed to a task of that pool, as an argument or in a closure.
+
+    There it is a target again: `f(x) > target` gives a future, `f(x) >> target` the value, `@` one value for each of
+    the nodes, and `&` joins calls. Any thread of the task may use it (in `executor="thread"` the task's own thread
+    only), and any rank of a gang.
+
+    - The calls go through the client, which places them before all that waits, and back. Arrays and tensors travel
+      as blobs, behind all other frames. Generator functions and iterators as arguments are refused with UsageError.
+    - When the task ends or fails, or is cancelled, what it has called and has not ended is cancelled.
+    - Errors come back as themselves.
+    - The task keeps its slot while it waits. A call is refused with UsageError if it could never start, because all
+      the slots that it may go to are held by tasks that wait for such calls.
+
+    In the process that opened the pool a handle means the pool itself. Elsewhere, and once the pool is closed, its use
+    raises PoolClosed; in a task of another pool UsageError.
+    """
+
+    def __init__(self, pool: str, nodes: tuple[int, ...], is_whole: bool, label: str) -> None:
+        """`is_whole`: ordinary calls to the whole pool. `label`: how it is called in messages."""
+        self._pool = pool
+        self._nodes = nodes
+        self._is_whole = is_whole
+        self._label = label
+
+    @property
+    def node_numbers(self) -> tuple[int, ...]:
+        """The nodes that calls go to: `@` sends to each of them, in this order."""
+        return self._nodes
+
+    def run(self, pending: PendingCompute[T]) -> T:
+        """The call's value: `pending >> target`. Raises what the call raised, as itself."""
+        there = self._there()
+        return value_of(self._submit(there, pending)) if isinstance(there, Caller) else there.run(pending)
+
+    def submit(self, pending: PendingCompute[T]) -> Future[T]:
+        """A future of the call's value: `pending > target`."""
+        there = self._there()
+        if isinstance(there, Caller):
+            return self._submit(there, pending)
+        return there.submit(pending)  # type: ignore[return-value]  # a pool's are ours
+
+    def broadcast(self, pending: PendingCompute[T]) -> list[T]:
+        """One value for each of the nodes, in their order: `pending @ target`."""
+        there = self._there()
+        if not isinstance(there, Caller):
+            return there.broadcast(pending)
+        _refuse_streams(pending)
+        if pending.fn.launch.is_gang:
+            (future,) = there.submit(pending, [{"kind": _GANG, "nodes": self._nodes, "is_on_all": True}])
+            values: list[T] = value_of(future)
+            return values
+        parts = len(self._nodes)
+        where = [
+            {"kind": _BROADCAST, "nodes": (node,), "part": part, "parts": parts}
+            for part, node in enumerate(self._nodes)
+        ]
+        return values_of(there.submit(pending, where))
+
+    def run_group(self, group: PendingComputeGroup) -> Any:
+        """The calls in parallel: a tuple of values, or an iterator if the group streams."""
+        futures = [self.submit(pending) for pending in group]
+        if group.stream:
+            return streamed(futures, ordered=group.ordered)
+        return tuple(values_of(futures))
+
+    def submit_group(self, group: PendingComputeGroup) -> Future[tuple[Any, ...]]:
+        """A future of the tuple of values. Cancelling it cancels all calls."""
+        return joined([self.submit(pending) for pending in group])
+
+    async def run_async(self, pending: PendingCompute[T] | PendingComputeGroup) -> Any:
+        """`run` for asyncio: cancelling the await stops the call."""
+        future: Future[Any]
+        if isinstance(pending, PendingComputeGroup):  # noqa: SIM108  # checkers follow this form
+            future = self.submit_group(pending)
+        else:
+            future = self.submit(pending)
+        return await asyncio.wrap_future(future)
+
+    def _submit(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
+        _refuse_streams(pending)
+        kind = _GANG if pending.fn.launch.is_gang else _PLAIN
+        (future,) = caller.submit(pending, [{"kind": kind, "nodes": None if self._is_whole else self._nodes}])
+        return future
+
+    def _there(self) -> Caller | Dispatcher:
+        call = current_call()
+        if call is not None and call.info.job_id == self._pool:
+            return caller_of(call)
+        for pool in open_pools():
+            if getattr(pool, "job_id", None) == self._pool:
+                return pool if self._is_whole else pool.nodes(self._nodes)  # type: ignore[attr-defined]
+        if call is not None:
+            raise UsageError(
+                f"{self!r} is of another pool than this task ({call.info.job_id}); a task can call its own pool only"
+            )
+        raise PoolClosed(
+            f"{self!r}: its pool is not open here; a pool that was passed on can be used in the pool's own tasks, "
+            "and in the process that opened it while it is open"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._label} of pool {self._pool}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TargetHandle) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash((self._pool, self._nodes, self._is_whole))
+
+
+def _refuse_streams(pending: PendingCompute[Any]) -> None:
+    if pending.fn.is_generator:
+        raise UsageError(
+            f"{pending.name!r} is a generator function, whose values cannot be streamed to a task; return a list"
+        )
+    if pending.fn.iterator_parameters:
+        names = ", ".join(pending.fn.iterator_parameters)
+        raise UsageError(
+            f"{pending.name!r} takes an iterator ({names}), which cannot be streamed from a task; pass a list to "
+            "a parameter that is not annotated Iterator"
+        )

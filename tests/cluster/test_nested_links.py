@@ -1,0 +1,91 @@
+"""Calls of tasks over links that break, and large arguments over links that are slow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import skyward as sky
+from tests.channels import Relayed
+from tests.waiting import lines_of
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> Relayed:
+    return Relayed(folder=str(tmp_path / "relays"))
+
+
+@contextmanager
+def breaking(provider: Relayed, nodes: int) -> Iterator[None]:
+    """Cut the links again and again, one after another."""
+    stop = threading.Event()
+
+    def run() -> None:
+        number = 0
+        while not stop.wait(0.4):
+            provider.break_links(number % nodes)
+            number += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@sky.compute
+def note(path: Path, number: int) -> int:
+    with path.open("a") as file:
+        file.write(f"{number}\n")
+    return number
+
+
+@sky.compute
+def reverse(data: np.ndarray) -> np.ndarray:
+    return data[::-1].copy()
+
+
+def test_calls_of_tasks_go_on_when_links_break_and_none_runs_twice(provider: Relayed, tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    with sky.ComputePool(provider, nodes=2, logs=False) as pool, breaking(provider, 2):
+        target = pool.node(1)
+
+        def parent() -> int:
+            right = 0
+            for number in range(40):
+                data = np.arange(number, number + 200_000)
+                right += (reverse(data) >> target)[-1] == number
+                right += (note(path, number) >> target) == number
+                time.sleep(0.02)
+            return int(right)
+
+        assert (sky.compute(parent)() > pool.node(0)).result(timeout=100) == 80
+    assert lines_of(path) == [str(number) for number in range(40)]
+
+
+def test_large_arguments_hold_up_nothing_else_on_the_way(tmp_path: Path) -> None:
+    provider = Relayed(folder=str(tmp_path / "relays"), delay_s=0.01)
+    with sky.ComputePool(provider, nodes=2, concurrency=2, logs=False) as pool:
+        target = pool.node(1)
+
+        def parent() -> tuple[int, float]:
+            future = reverse(np.zeros(8_000_000)) > target  # 64 MB up, down, up and down
+            longest, count = 0.0, 0
+            while not future.done():
+                began = time.monotonic()
+                assert note(tmp_path / "beside", count) >> target == count
+                longest, count = max(longest, time.monotonic() - began), count + 1
+            return len(future.result()), longest
+
+        size, longest = (sky.compute(parent)() > pool.node(0)).result(timeout=100)
+        assert size == 8_000_000
+        assert longest < 5
+        assert len(lines_of(tmp_path / "beside")) > 3
