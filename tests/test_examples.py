@@ -153,6 +153,13 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"the best, of step \d+: 0\.9\d\d; equal: True",
         r"timeline\.html: copies took \d\.\d\d s of \d+\.\d\d s",
     ),
+    "32_evaluation_workers": (
+        r"workers: node 1, node 2, subprocess",
+        r"8 of 8 epochs scored, the last: 0\.[89]",
+        r"lost their worker: 0",
+        r"8 of 8 epochs scored, the last: 0\.[89]",
+        r"lost their worker: [12]",
+    ),
     "27_object_storage": (
         r"on 2 nodes: after step 0 to step 30, loss 0\.\d+",
         r"on 1 node: after step 30 to step 60, loss 0\.\d+",

@@ -271,7 +271,7 @@ class AdaptiveCompute:
             _log.warning("%s: step %d goes to another worker: %s", member.name, sent.job.step, error)
             self._lane.put(lambda: self._send(sent))
         elif error is None:
-            settle(sent.future, inner.result())
+            settle(sent.future, member.named(inner.result()))
         elif isinstance(error, CancelledError):
             sent.future.cancel()
         else:

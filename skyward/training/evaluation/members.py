@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .dispatcher import Content, Dispatcher, Job
+from .dispatcher import Content, Dispatcher, Job, Outcome
 from .worker_score import WorkerScore
 
 __all__ = ["GIVE_UP_S", "Asked", "HealthProbes", "Member", "WorkerState", "ask"]
@@ -85,6 +85,13 @@ class Member:
         if isinstance(worker, str):
             return worker == self.name
         return worker is not None and (worker is self.dispatcher or worker == getattr(self.dispatcher, "target", None))
+
+    def named(self, outcome: Outcome) -> Outcome:
+        """With the name that tells this worker from others whose dispatchers are called the same."""
+        if self.name == self.dispatcher.name:
+            return outcome
+        is_whole = outcome.worker == self.dispatcher.name
+        return replace(outcome, worker=self.name if is_whole else f"{self.name}: {outcome.worker}")
 
     def state(self) -> WorkerState:
         score = self.score

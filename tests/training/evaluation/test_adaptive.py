@@ -259,7 +259,7 @@ def test_workers_come_and_go() -> None:
         compute.remove_worker("a")
         assert compute.submit(job_of(1)).result(20).worker == "in-process"
         compute.remove_worker("in-process")
-        assert compute.submit(job_of(1)).result(20).worker == "in-process"
+        assert compute.submit(job_of(1)).result(20).worker == "in-process 2"
         assert [state.name for state in compute.workers] == ["in-process 2"]
 
 
