@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 60.0
 """How long `close` waits for a dispatcher that is in the middle of taking a job."""
+DRAWN_S = 0.001
+"""Shorter waits of an evaluation for its worker are not drawn."""
 
 
 class Lane:
@@ -177,15 +179,16 @@ class Pipeline:
         if evaluation.record is not None:  # cancelled meanwhile
             self._release(evaluation)
             return
+        began = time.time()
         try:
             future = self._dispatcher.submit(self._job(evaluation))
         except Exception as error:
             self._end(evaluation, error)
             self._release(evaluation)
             return
-        sent_at = time.time()
+        sending = (began, time.time())
         evaluation.future = future
-        future.add_done_callback(lambda done: self._receiver.put(lambda: self._receive(evaluation, done, sent_at)))
+        future.add_done_callback(lambda done: self._receiver.put(lambda: self._receive(evaluation, done, sending)))
         if evaluation.record is not None:
             future.cancel()
 
@@ -212,14 +215,14 @@ class Pipeline:
             self._load = Content(loader_for(state), "load")
         return self._load
 
-    def _receive(self, evaluation: Evaluation, future: Future[Outcome], sent_at: float) -> None:
+    def _receive(self, evaluation: Evaluation, future: Future[Outcome], sending: tuple[float, float]) -> None:
         try:
             error = CancelledError() if future.cancelled() else future.exception()
             if error is not None:
                 self._end(evaluation, error)
                 return
             outcome = future.result()
-            self._draw(evaluation, outcome, sent_at)
+            self._draw(evaluation, outcome, sending)
             try:
                 metrics = metrics_of(outcome.value)
             except UsageError as wrong:
@@ -291,14 +294,28 @@ class Pipeline:
         if not was_released:
             evaluation.snapshot.release()
 
-    def _draw(self, evaluation: Evaluation, outcome: Outcome, sent_at: float) -> None:
+    def _draw(self, evaluation: Evaluation, outcome: Outcome, sending: tuple[float, float]) -> None:
+        """sending: from when to when it was handed over."""
         if self._timeline is None:
             return
-        name = f"step {evaluation.step}"
-        begun = min(outcome.started_at, sent_at) if outcome.transfer_s == 0.0 else outcome.started_at
-        self._timeline.add("transfer", name, begun - outcome.transfer_s, outcome.started_at, step=evaluation.step)
+        name, (began, ended) = f"step {evaluation.step}", sending
+        arrived = outcome.started_at
+        leaves = max(ended, arrived - outcome.transfer_s)  # its queue
+        if leaves - ended > DRAWN_S:
+            self._timeline.add("queue", name, ended, leaves, step=evaluation.step)
+            if outcome.transfer_s:
+                self._timeline.add("transfer", name, leaves, arrived, step=evaluation.step)
+        elif outcome.transfer_s:
+            ended = arrived
+        self._timeline.add("transfer", name, began, min(ended, arrived), step=evaluation.step)
         self._timeline.add(
-            outcome.worker, name, outcome.started_at, outcome.finished_at, step=evaluation.step, load_s=outcome.load_s
+            outcome.worker,
+            name,
+            arrived,
+            outcome.finished_at,
+            step=evaluation.step,
+            load_s=outcome.load_s,
+            status="late" if self._is_late(evaluation.step) else "ok",
         )
 
 

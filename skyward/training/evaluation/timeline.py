@@ -15,10 +15,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SNAPSHOT", "TRAINING", "TRANSFER", "WAIT", "Span", "Timeline", "TimelineSummary"]
+__all__ = ["QUEUE", "SNAPSHOT", "TRAINING", "TRANSFER", "WAIT", "Span", "Timeline", "TimelineSummary"]
 
-TRAINING, SNAPSHOT, TRANSFER = "training", "snapshot", "transfer"
-"""Tracks of what trains. Every other track is a worker, by its name."""
+TRAINING, SNAPSHOT, TRANSFER, QUEUE = "training", "snapshot", "transfer", "queue"
+"""Training, what it stands still for, and what evaluations go through on their way. Every other track is a worker, by
+its name."""
+OURS = (TRAINING, SNAPSHOT, TRANSFER, QUEUE)
 WAIT = "wait"
 """The name of a span in the training track in which training waits for an evaluation."""
 MOST_TRACKS = 128
@@ -116,10 +118,10 @@ class Timeline:
         return self._dropped
 
     def tracks(self) -> dict[str, list[Span]]:
-        """Spans by track, by begin: training, snapshot and transfer first, then workers as they came."""
+        """Spans by track, by begin: training, snapshot, transfer and queue first, then workers as they came."""
         with self._lock:
             found = {name: list(spans) for name, spans in self._tracks.items()}
-        ours = [name for name in (TRAINING, SNAPSHOT, TRANSFER) if name in found]
+        ours = [name for name in OURS if name in found]
         names = ours + [name for name in found if name not in ours]
         return {name: sorted(found[name], key=lambda each: (each.start_s, -each.end_s)) for name in names}
 
@@ -133,7 +135,7 @@ class Timeline:
         waits = _union(span for span in training if span.name == WAIT)
         snapshots = _union(tracks.get(SNAPSHOT, ()))
         trained = _Covered(_without(_union(each for each in training if each.name != WAIT), [*waits, *snapshots]))
-        workers = {name: each for name, each in tracks.items() if name not in (TRAINING, SNAPSHOT, TRANSFER)}
+        workers = {name: each for name, each in tracks.items() if name not in OURS}
         evaluations = [span for each in workers.values() for span in each]
         return TimelineSummary(
             wall_s=max(each.end_s for each in spans) - min(each.start_s for each in spans),

@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from .timeline import SNAPSHOT, TRAINING, TRANSFER, WAIT, Span, Timeline, TimelineSummary, rows_of
+from .timeline import QUEUE, SNAPSHOT, TRAINING, TRANSFER, WAIT, Span, Timeline, TimelineSummary, rows_of
 
 __all__ = ["page_of"]
 
@@ -23,6 +23,7 @@ KINDS = {
     "wait": "training waits",
     "snapshot": "snapshot",
     "transfer": "transfer",
+    "queue": "waits for its worker",
     "ok": "evaluation",
     "late": "evaluation, late",
     "failed": "evaluation, failed",
@@ -68,7 +69,7 @@ def kind_of(span: Span) -> str:
     """Which of KINDS it is drawn as."""
     if span.track == TRAINING:
         return "wait" if span.name == WAIT else "train"
-    if span.track in (SNAPSHOT, TRANSFER):
+    if span.track in (SNAPSHOT, TRANSFER, QUEUE):
         return span.track
     status = span.args.get("status", "failed" if "error" in span.args else "ok")
     return status if status in ("late", "failed") else "ok"
