@@ -29,6 +29,7 @@ except ImportError as error:
     raise MissingDependency("joblib is not installed: pip install 'skyward[joblib]'") from error
 
 from .joblib_batch import ThreadsOfSlot, run_batch, travelling
+from .joblib_waiting import Waiting
 
 __all__ = ["SkywardBackend", "joblib_backend", "sklearn_backend"]
 
@@ -160,6 +161,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         self._is_aborted = False
         self._seen: SeenArrays | None = None
         self._ended: queue.SimpleQueue[tuple[_Batch, Future[Any]] | None] | None = None
+        self._reader = Waiting()
         self._elapsed_s = 0.0
         self._last_end = 0.0
         self._completed = 0
@@ -231,6 +233,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
 
     def submit(self, func: Callable[[], list[Any]], callback: Callable[[Future[Any]], object] | None = None) -> Any:
         batch = _Batch(func, callback)
+        self._reader.watch(callback)
         with self._lock:
             if len(self._running) >= self._limit < self._shared.pool.total_slots:
                 self._waiting.append(batch)
@@ -286,6 +289,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
                 self._start(following)
             if batch.callback is not None:
                 batch.callback(future)
+                self._reader.ended(batch.callback)
             del entry, batch, future, following  # no result lives on in a thread that waits
 
     # Batch size -----------------------------------------------------------------------------------------------------
