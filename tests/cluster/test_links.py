@@ -415,14 +415,14 @@ def test_a_far_link_that_carries_much_gets_more_channels(far: Relayed) -> None:
 
 
 def test_a_near_link_keeps_one_channel(provider: Relayed) -> None:
-    for _ in range(5):  # where every answer waits long for a processor, a link is as good as far
+    counts: list[int] = []
+    while not counts or (counts[-1] > 2 and len(counts) < 5):
+        # Again where every answer waited long for a processor: such a link is as good as far.
         with sky.ComputePool(provider, nodes=1, logs=False) as pool:
             for seed in range(3):
                 carry_much(pool, seed)
-            count = len(provider.relays())
-        if count <= 2:
-            return
-    raise AssertionError(f"{count} channels")
+            counts.append(len(provider.relays()))
+    assert counts[-1] <= 2
 
 
 def test_a_link_of_several_channels_breaks_with_any_of_them(far: Relayed) -> None:
