@@ -7,6 +7,7 @@ request, is the commit. A checkpoint that is replaced is there until the new one
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -14,6 +15,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +24,9 @@ from .layout import OLD, STAGING, name_of
 from .manifest import MANIFEST
 from .objects import ObjectFolder
 
-__all__ = ["LocalStaging", "ObjectStaging", "Staging", "new_token", "staging_in", "sweep"]
+__all__ = ["LocalStaging", "ObjectStaging", "Staging", "discard", "new_token", "staging_in", "sweep"]
+
+_log = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"(?P<host>[0-9a-f]{8})\.(?P<pid>\d+)\.(?P<started>\d*)$")
 _ABANDONED_S = 3600.0
@@ -77,7 +81,7 @@ class LocalStaging:
                 replaced.rename(final)
             raise
         flush_folder(self._parent.path)
-        LocalFolder(replaced).remove()
+        _remove_replaced(LocalFolder(replaced))
         return str(final)
 
     def discard(self) -> None:
@@ -87,6 +91,7 @@ class LocalStaging:
 class ObjectStaging:
     def __init__(self, parent: Folder, name: str, token: str) -> None:
         self._final = parent.child(name)
+        self._may_be_committed = False
         self.prefix = f"data-{token}/"
         self.folder: Folder = self._final.child(f"data-{token}")
 
@@ -94,21 +99,50 @@ class ObjectStaging:
         self._final.names()  # a store that cannot be reached says so before anything is sent
 
     def commit(self, manifest: bytes) -> str:
-        with self._final.create(MANIFEST) as file:
-            file.write(manifest)
-        for name in self._final.names():
-            if name.startswith("data-") and f"{name}/" != self.prefix:
-                self._final.child(name).remove()  # of the checkpoint that this one replaces
+        self._may_be_committed = True
+        try:
+            with self._final.create(MANIFEST) as file:
+                file.write(manifest)
+        except OSError:
+            # It may be that only the answer was lost.
+            if self._final.read([MANIFEST]).get(MANIFEST) != manifest:
+                raise
+        _remove_replaced(self._final, besides=self.prefix.rstrip("/"))
         return self._final.path
 
     def discard(self) -> None:
-        self.folder.remove()
+        """What a manifest names, or may come to name, stays: `sweep` clears it when nobody can write any more."""
+        if not self._may_be_committed:
+            self.folder.remove()
+
+
+def _remove_replaced(folder: Folder, *, besides: str = "") -> None:
+    """The data of a checkpoint that another one has replaced: all of it, or what is not `besides`. The other is
+    committed, so what cannot be removed fails nothing; `sweep` removes it later.
+    """
+    try:
+        if not besides:
+            folder.remove()
+            return
+        for name in folder.names():
+            if name.startswith("data-") and name != besides:
+                folder.child(name).remove()
+    except OSError as error:
+        _log.warning("%s: what was replaced could not be removed: %s", folder.path, error)
 
 
 def staging_in(parent: Folder, name: str, token: str) -> Staging:
     if isinstance(parent, LocalFolder):
         return LocalStaging(parent, name, token)
     return ObjectStaging(parent, name, token)
+
+
+def discard(staging: Staging) -> None:
+    """After an error, which is the one to be raised: what cannot be removed is left to `sweep`."""
+    try:
+        staging.discard()
+    except OSError as error:
+        _log.warning("%s: what an interrupted save left could not be removed: %s", staging.folder.path, error)
 
 
 def sweep(parent: Folder) -> list[str]:
@@ -127,7 +161,7 @@ def sweep(parent: Folder) -> list[str]:
                 cleared.append(name)
             else:
                 path.rename(final)
-        elif name.startswith(STAGING) and _is_abandoned(name, lambda path=path: _newest_s(path)):  # type: ignore[misc]
+        elif name.startswith(STAGING) and _is_abandoned(name, partial(_newest_s, path)):
             LocalFolder(path).remove()
             cleared.append(name)
     return cleared
@@ -144,12 +178,12 @@ def _sweep_objects(parent: ObjectFolder) -> list[str]:
             if not data.startswith("data-") or f'"{data}/' in named:
                 continue
             folder = checkpoint.child(data)
-            if _is_abandoned(data, lambda folder=folder: max(map(folder.modified_s, folder.walk()), default=0.0)):  # type: ignore[misc]
+            if _is_abandoned(data, partial(_newest_object_s, folder)):
                 folder.remove()
                 cleared.append(f"{name}/{data}")
     for begun_s, file, upload in parent.unfinished():
         data = file.rpartition("/")[0]
-        if file.startswith(name_of("")) and _is_abandoned(data, lambda begun_s=begun_s: begun_s):  # type: ignore[misc]
+        if file.startswith(name_of("")) and _is_abandoned(data, partial(float, begun_s)):
             parent.forget(file, upload)
             cleared.append(file)
     return cleared
@@ -167,6 +201,10 @@ def _is_abandoned(name: str, newest_s: Callable[[], float]) -> bool:
 
 def _newest_s(path: Path) -> float:
     return max((each.stat().st_mtime for each in (path, *path.rglob("*"))), default=0.0)
+
+
+def _newest_object_s(folder: Folder) -> float:
+    return max(map(folder.modified_s, folder.walk()), default=0.0)
 
 
 def new_token() -> str:

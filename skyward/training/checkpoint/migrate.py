@@ -15,7 +15,7 @@ import torch
 
 from ..._version import __version__
 from ...errors import CheckpointNotFound, UsageError
-from .commit import new_token, staging_in
+from .commit import discard, new_token, staging_in
 from .folders import Folder, folder_at
 from .hashing import HashingFile
 from .inspecting import states_in, whole_of_sharded
@@ -163,7 +163,7 @@ def _write(
         )
         return staging.commit(manifest.to_json())
     except BaseException:
-        staging.discard()
+        discard(staging)
         raise
 
 

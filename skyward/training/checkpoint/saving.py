@@ -10,7 +10,7 @@ from typing import Any
 from ..._version import __version__
 from ...errors import UsageError
 from ..agree import Ranks
-from .commit import Staging, new_token, staging_in
+from .commit import Staging, discard, new_token, staging_in
 from .folders import folder_at
 from .layout import name_of
 from .leaves import leaves_of
@@ -115,7 +115,7 @@ class _Save:
             paths = together(self._ranks, what, lambda: staging.commit(manifest.to_json()) if is_leader else "")
         except Exception:
             if is_leader:
-                staging.discard()
+                discard(staging)
             raise
         return paths[leader]
 

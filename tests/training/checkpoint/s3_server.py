@@ -62,6 +62,10 @@ class S3:
         """Kill a process at the request with this number, counted from now."""
         self._ask("plan", {"pid": pid, "at": at, "when": when})
 
+    def refuse(self, at: int, *, is_carried_out: bool = False) -> None:
+        """Say no to the requests from this number on; to carry them out all the same is to lose the answers."""
+        self._ask("plan", {"from": at, "is_carried_out": is_carried_out})
+
     def count(self) -> int:
         """Of the requests since, those that change something."""
         return int(self._ask("count", {})["count"])
@@ -143,6 +147,9 @@ class _Application:
             is_counted = method in ("PUT", "POST", "DELETE")
             self._count += is_counted
             is_its_turn = is_counted and number == self._plan.get("at")
+            is_refused = is_counted and number >= self._plan.get("from", number + 1)
+        if is_refused:
+            return self._refuse(environ, start_response)
         if not is_its_turn:
             return self._moto(environ, start_response)
         if self._plan["when"] == "after":
@@ -154,6 +161,14 @@ class _Application:
         os.kill(self._plan["pid"], signal.SIGKILL)
         start_response("500 Killed", [])
         return []
+
+    def _refuse(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        if self._plan["is_carried_out"]:
+            list(self._moto(environ, lambda *_: None))
+        else:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        start_response("403 Forbidden", [("Content-Type", "application/xml")])
+        return [b"<Error><Code>AccessDenied</Code><Message>not now</Message></Error>"]
 
     def _control(self, path: str, body: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         with self._lock:

@@ -37,9 +37,10 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 
 
 @pytest.fixture
-def run(s3: S3) -> str:
+def run(s3: S3) -> Iterator[str]:
     """The URL of a run in a new bucket."""
-    return f"{s3.bucket()}/team/run"
+    yield f"{s3.bucket()}/team/run"
+    s3.forget()
 
 
 def of_box(url: str, box: Box, **options: Any) -> CheckpointCoordinator:
@@ -174,6 +175,33 @@ class _LateUnwritable(Unwritable):
     def __init__(self, state: Any) -> None:
         super().__init__(state)
         self.state_dict = lambda: {"weight": torch.zeros(3_000_000), "text": "x" * (6 << 20), "thing": self.Thing()}  # type: ignore[method-assign]
+
+
+def test_a_manifest_that_is_put_is_the_commit_whatever_the_answer_says(
+    run: str, s3: S3, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = Box(shard(1))
+    saves = of_box(run, box)
+    saves.save_checkpoint(checkpoint_id=1)
+    last = 1
+    # The file, the manifest, then the deletion of what is replaced.
+    for seed, (at, is_carried_out, is_committed) in enumerate(
+        [(2, False, True), (1, True, True), (1, False, False), (0, False, False), (0, True, False)], start=2
+    ):
+        box.state = shard(seed)
+        last = seed if is_committed else last
+        s3.refuse(at, is_carried_out=is_carried_out)
+        if is_committed:
+            saves.save_checkpoint(checkpoint_id=1)
+        else:
+            with pytest.raises(CheckpointSaveFailed, match="the store refuses it"):
+                saves.save_checkpoint(checkpoint_id=1)
+        s3.forget()
+        assert saves.load_checkpoint().step == 1
+        assert same(box.state, shard(last)), (at, is_carried_out)
+    assert "what was replaced could not be removed" in caplog.text
+    saves.save_checkpoint(checkpoint_id=1)
+    assert len(s3.keys(run)) == 2, "it is removed later"
 
 
 def test_corruption_is_found(run: str, s3: S3) -> None:
