@@ -21,6 +21,7 @@ from skyward.training.checkpoint import (
     problems,
     prune,
 )
+from skyward.training.checkpoint.inspecting import states_in
 from tests.training.checkpoint.states import Box, part, same, shard
 
 ASSETS = Path(__file__).parent / "assets"
@@ -60,6 +61,23 @@ def test_every_format_is_read() -> None:
     assert checkpoints_in(ASSETS / "v0") == [], "nothing says that it is whole"
     (v2,) = (ASSETS / "v2").glob("checkpoint-*")
     assert problems(v2) == []
+
+
+def test_both_folders_and_the_layout_of_a_store_are_read(tmp_path: Path) -> None:
+    """Version 1 in `checkpoints/` and beside it; version 2 as two ranks wrote it to S3, with a sharded state."""
+    shutil.copytree(ASSETS / "v1" / "checkpoints" / "checkpoint-7", tmp_path / "checkpoint-7")
+    for place in (ASSETS / "v1", tmp_path):
+        (found,) = checkpoints_in(place)
+        assert found.manifest.format_version == 1
+        assert loaded(found.path, "trainer") == {"trainer": {"step": 7}}
+    (found,) = checkpoints_in(ASSETS / "v2-store")
+    assert (found.step, found.manifest.epoch, found.manifest.world_size) == (11, 1.5, 2)
+    assert problems(found.path) == []
+    assert same(loaded(found.path, "model", "optimizer"), {"model": model(), "optimizer": {"momentum": torch.ones(2)}})
+    sharded = Box({"weight": torch.zeros(16)})
+    CheckpointCoordinator([part("sharded", sharded, "per_rank")]).load_checkpoint(found.path)
+    assert sharded.state["weight"].tolist() == list(range(16))
+    assert [states_in(found.path)[f"own[{rank}]"]() for rank in range(2)] == [{"rank": 0}, {"rank": 1}]
 
 
 @pytest.mark.parametrize("version", ["v0/checkpoint-5", "v1/checkpoints/checkpoint-7"])
