@@ -160,6 +160,16 @@ SHOWS: dict[str, tuple[str, ...]] = {
         r"8 of 8 epochs scored, the last: 0\.[89]",
         r"lost their worker: [12]",
     ),
+    "26_huggingface_evaluation": (
+        r"evaluation of step 20, epoch 0\.\d+: loss \d\.\d+, perplexity \d+\.\d+ \(node 0, \d+\.\d\d s\)",
+        r"4 evaluations, by node 0\nbest: step (\d+), loss (\d\.\d\d); step \1 is loaded\nscored here again: loss \2\n",
+        r"copies took 0\.\d\d s of \d+\.\d s",
+    ),
+    "29_lightning_evaluation": (
+        r"(?:validation of step \d+, epoch \d+: val_loss .*, val_accuracy 0\.\d+ \(subprocess, .* s\)\n){12}",
+        r"12 validations, by subprocess\nbest val_loss: (0\.\d+), of epoch (\d+)\nscored here again: \1\n",
+        r"checkpoint: epoch=\d+-val_accuracy=0\.\d+\.ckpt",
+    ),
     "27_object_storage": (
         r"on 2 nodes: after step 0 to step 30, loss 0\.\d+",
         r"on 1 node: after step 30 to step 60, loss 0\.\d+",
@@ -191,6 +201,11 @@ FOREIGN_WARNINGS: dict[str, tuple[str, ...]] = {
         "ignore:The 'val_dataloader' does not have many workers:UserWarning",
     ),
     "28_migrate_checkpoints": ("ignore:torch.distributed is disabled:UserWarning",),  # no_dist=True says so
+    "29_lightning_evaluation": (
+        "ignore:`isinstance(treespec:FutureWarning",
+        "ignore:The 'train_dataloader' does not have many workers:UserWarning",
+        "ignore:The 'val_dataloader' does not have many workers:UserWarning",
+    ),
     "22_same_callbacks": (
         "ignore:`isinstance(treespec:FutureWarning",
         "ignore:The 'train_dataloader' does not have many workers:UserWarning",

@@ -277,7 +277,7 @@ def _json(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _line(record: EvaluationRecord) -> str:
-    epoch = "" if record.epoch is None else f", epoch {record.epoch:g}"
+    epoch = "" if record.epoch is None else f", epoch {record.epoch:.3g}"
     if record.status in ("skipped", "failed"):
         return f"evaluation of step {record.step}{epoch}: {record.status}: {record.error}"
     told = ", ".join(

@@ -1,6 +1,6 @@
 """Train with Lightning; the module's own validation runs in another process meanwhile.
 
-python examples/27_lightning_evaluation.py
+python examples/29_lightning_evaluation.py
 """
 
 from __future__ import annotations
