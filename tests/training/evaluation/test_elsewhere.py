@@ -56,6 +56,22 @@ def test_training_takes_as_long_as_it_would_alone_and_one_evaluation(pool: sky.C
     assert wall_s == pytest.approx(count * interval_s + evaluation_s, rel=0.05)
 
 
+@sky.compute
+def _train(target: Any) -> list[tuple[str, int, str, float]]:
+    """A training that is itself a call to a node."""
+    state = {"w": np.zeros(100_000, np.float32)}
+    with AsyncEvaluator(make, sleep_on, 0.05, compute=target, load=load, gate="always") as evaluator:
+        for step in range(1, 4):
+            state["w"] += 1
+            evaluator.submit(state, step=step)
+    return [(each.worker, each.step, each.status, each.metrics.get("value", -1.0)) for each in evaluator.history]
+
+
+def test_a_training_on_one_node_is_evaluated_on_another(pool: sky.ComputePool) -> None:
+    expected = [("node 1", step, "ok", float(step)) for step in range(1, 4)]
+    assert (_train(pool.node(1)) >> pool.node(0)) == expected
+
+
 def make_network() -> nn.Module:
     """Its last weights are large enough to travel beside the pickle."""
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.GELU(), nn.Flatten(), nn.Linear(8 * 26 * 26, 50))

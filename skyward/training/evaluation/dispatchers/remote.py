@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from concurrent.futures import CancelledError, Future
@@ -53,6 +54,8 @@ class PoolDispatcher:
         self.target = target
         self.name = name or _name_of(target)
         self._start_s = float(start_s)
+        self._context = contextvars.copy_context()
+        """Of who made it: a target that is used in a task of a pool asks which task that is."""
         self.slots = _slots_of(target)
         self._backlog = Backlog(self.slots)
         self._known: set[str] = set()
@@ -120,7 +123,7 @@ class PoolDispatcher:
             )
             if call.job.timeout_s is not None:
                 pending = pending.with_timeout(call.job.timeout_s + (0.0 if is_warm else self._start_s))
-            inner = self.target.submit(pending)
+            inner = self._context.copy().run(self.target.submit, pending)
         except BaseException as error:  # pickling is user code, and a pool may be closed
             self._end(call, error=error)
             return
@@ -223,11 +226,13 @@ class _Call:
 
 
 def _name_of(target: Any) -> str:
-    numbers = getattr(target, "node_numbers", None)
-    if getattr(target, "pool", None) is not None and isinstance(numbers, tuple) and numbers:
-        return f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-    return "pool"
+    numbers = getattr(target, "node_numbers", ())
+    if hasattr(target, "provider") or not numbers:  # a whole pool, or a target of the user's
+        return "pool"
+    return f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _slots_of(target: Any) -> int:
-    return max(1, int(getattr(target, "total_slots", 1)))
+    """Of what a pool becomes in a task only the nodes are known: one for each, at least."""
+    slots = getattr(target, "total_slots", None)
+    return max(1, len(getattr(target, "node_numbers", ())) if slots is None else int(slots))
