@@ -156,7 +156,7 @@ class AsyncEvaluator:
         self._step = 0
         """How far training is, as far as it is known here."""
         self._submitted = 0
-        self._left_at: float | None = None
+        self._left_at = time.time()
         self._left_step = 0
         self._interval_at: float | None = None
         self._interval_step = 0
@@ -247,7 +247,7 @@ class AsyncEvaluator:
             )
             self._pipeline.skip(skipped)
             self._interval_at = None  # an interval without an evaluation tells the gate nothing
-            self._left_at = time.time()
+            self._left_at, self._left_step = time.time(), step
             return skipped
         snapshot, submitted_at = self._take(state, step, step if shares_copy else None)
         evaluation = Evaluation(
@@ -367,8 +367,10 @@ class AsyncEvaluator:
     def _train_until_now(self, step: int) -> None:
         """Draws what training did since it left here."""
         self._step = max(self._step, step)
-        if self._timeline is not None and self._left_at is not None:
-            self._timeline.add("training", f"steps {self._left_step} to {step}", self._left_at, time.time())
+        if self._timeline is not None:
+            # The first begins with the evaluator, at a step that nobody told.
+            name = f"steps {self._left_step} to {step}" if self._submitted else f"to step {step}"
+            self._timeline.add("training", name, self._left_at, time.time())
 
     def _begin_interval(self, step: int) -> Way:
         """Tells the gate of the interval that ends here, and asks it about the next one."""

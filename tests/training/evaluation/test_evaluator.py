@@ -364,7 +364,7 @@ def test_the_timeline_shows_copies_transfers_workers_and_waits() -> None:
     tracks = timeline.tracks()
     assert {"training", "snapshot", "transfer", "hand"} == set(tracks) - {"queue"}
     assert [each.args["step"] for each in tracks["hand"]] == [1, 2]
-    assert {each.name for each in tracks["training"]} == {"steps 1 to 2", "wait"}
+    assert {each.name for each in tracks["training"]} == {"to step 1", "steps 1 to 2", "wait"}
     assert timeline.summary().waited_s > 0
 
 

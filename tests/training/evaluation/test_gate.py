@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyward.training.evaluation.gate import PATIENCE, TRIAL, Gate
@@ -35,6 +35,7 @@ def test_processors_that_are_shared_are_found_to_be_slower() -> None:
     assert gate.way == "inline"
 
 
+@settings(deadline=None)  # a busy machine takes its time
 @given(
     training_s=st.floats(0.01, 100),
     evaluation_s=st.floats(0.01, 100),
