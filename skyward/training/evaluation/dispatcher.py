@@ -103,16 +103,24 @@ class Outcome:
 class Dispatcher(Protocol):
     """Where evaluations run. Thread-safe.
 
+    One may say more: `is_elsewhere`, whether it uses none of this machine's hardware (the gate needs no trial then),
+    and `is_backpressured()`, whether it is behind, where it knows better than a threshold of its `pressure()`.
+
     A future that is cancelled must become done soon, whatever the evaluation does: a process is ended, a thread is
     left alone and counts no more.
     """
 
-    name: str
-    """For records and pictures: "in-process", "subprocess", "node 1"."""
-    shares_memory: bool
-    """True: workers read `job.state` and the values of contents as they are."""
-    slots: int
-    """Evaluations that run at once."""
+    @property
+    def name(self) -> str:
+        """For records and pictures: "in-process", "subprocess", "node 1"."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """True: workers read `job.state` and the values of contents as they are."""
+
+    @property
+    def slots(self) -> int:
+        """Evaluations that run at once."""
 
     def submit(self, job: Job) -> Future[Outcome]:
         """Start it, or queue it. May take as long as handing over takes (pickling, copying): it is called by a

@@ -27,6 +27,7 @@ _DRIFT_FORGET_S = 30.0
 _PAUSE_S = 1.0, 60.0
 """A worker that failed is left alone so long the first time, and at most."""
 _HOPE = 0.99
+"""How a worker that is not known yet is rated beside the best that is."""
 _KEPT = 100
 """Evaluations whose times are kept for the threshold."""
 

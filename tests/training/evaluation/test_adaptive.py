@@ -13,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ArgumentNotPicklable, NodeError, PoolClosed, SlotLost, TaskTimeout, UsageError
-from skyward.training.evaluation import AdaptiveCompute, Job, Outcome
+from skyward.training.evaluation import AdaptiveCompute, Dispatcher, Job, Outcome
 from skyward.training.evaluation.dispatchers import InProcessDispatcher, SubprocessDispatcher, as_dispatcher
 from tests.training.evaluation.dispatchers.jobs import doubled, hang, job_of, kill_me, waits_for
 from tests.waiting import until
@@ -285,7 +285,7 @@ def test_nodes_of_a_pool_are_workers(tmp_path: Path) -> None:
         sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False, cancel_grace_s=0.5) as pool,
         AdaptiveCompute([pool.node(0), pool.node(1)]) as compute,
     ):
-        given: Any = compute
+        given: Dispatcher = compute
         assert as_dispatcher(given) is given
         assert not compute.shares_memory
         compute.warmup(rounds=1, timeout=30)

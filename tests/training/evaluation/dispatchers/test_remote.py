@@ -63,7 +63,9 @@ def test_evaluations_run_side_by_side_on_the_nodes_and_say_which(pool: sky.Compu
 def test_nodes_that_are_kept_for_evaluations_are_named_and_no_others_run_them(pool: sky.ComputePool) -> None:
     dispatcher = as_dispatcher(pool.node(1))
     assert (dispatcher.name, dispatcher.slots) == ("node 1", 1)
-    assert {dispatcher.submit(job_of(n)).result(60).worker for n in range(3)} == {"node 1"}
+    outcomes = [dispatcher.submit(job_of(n)).result(60) for n in range(3)]
+    assert {outcome.worker for outcome in outcomes} == {"node 1"}
+    assert len({outcome.value["built"] for outcome in outcomes}) == 1  # the model stays there
     dispatcher.close()
 
 
