@@ -249,11 +249,8 @@ class AsyncEvaluator:
             self._interval_at = None  # an interval without an evaluation tells the gate nothing
             self._left_at, self._left_step = time.time(), step
             return skipped
-        snapshot, submitted_at = self._take(state, step, step if shares_copy else None)
-        evaluation = Evaluation(
-            step=step, epoch=epoch, snapshot_id=snapshot_id, submitted_at=submitted_at, snapshot=snapshot
-        )
-        self._pipeline.add(evaluation)
+        evaluation = Evaluation(step=step, epoch=epoch, snapshot_id=snapshot_id, submitted_at=time.time())
+        self._pipeline.take(evaluation, lambda: self._take(state, step, step if shares_copy else None))
         if way == "inline":
             self._wait_for(evaluation)
         self._left_at, self._left_step = time.time(), step
@@ -317,14 +314,14 @@ class AsyncEvaluator:
             assert each.record is not None
             self.history.append(each.record)
 
-    def _take(self, state: Any, step: int, moment: int | None) -> tuple[Taken, float]:
+    def _take(self, state: Any, step: int, moment: int | None) -> Taken:
         began = time.time()
         if callable(state):
             state = state()
         snapshot = self._taker.take(state, waits=not self._async_copy, moment=moment)
         if self._timeline is not None:
             self._timeline.add("snapshot", f"step {step}", began, time.time(), step=step)
-        return snapshot, began
+        return snapshot
 
     def _make_room(self) -> str | None:
         """Waits where it is to. Gives why this evaluation is to be skipped; None where it is not."""

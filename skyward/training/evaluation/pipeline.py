@@ -72,14 +72,16 @@ class Lane:
 
 @dataclass(eq=False)
 class Evaluation:
-    """One evaluation on its way. Fields below `snapshot` are the pipeline's."""
+    """One evaluation on its way. What has a default is the pipeline's."""
 
     step: int
     epoch: float | None
     snapshot_id: str
     submitted_at: float
-    snapshot: Taken
-    """Retained for this evaluation: the pipeline releases it."""
+    snapshot: Taken | None = None
+    """Retained for this evaluation. None: training copies it just now, or could not."""
+    is_taken: threading.Event = field(default_factory=threading.Event, repr=False)
+    """Set when the training thread has the copy, or has none."""
     future: Future[Outcome] | None = None
     record: EvaluationRecord | None = None
     """None while it is open."""
@@ -128,11 +130,23 @@ class Pipeline:
         with self._changed:
             return list(self._open)
 
-    def add(self, evaluation: Evaluation) -> None:
-        """Takes over its snapshot. Returns at once."""
+    def take(self, evaluation: Evaluation, take: Callable[[], Taken]) -> None:
+        """Has the training thread make the copy, and sends it. What `take` gives is the pipeline's to release.
+
+        The thread that sends is started before the copy: a thread that starts holds the interpreter for its first
+        milliseconds, and training would wait for it behind the copy. Raises: what `take` does; then nothing is sent.
+        """
         with self._changed:
             self._open.append(evaluation)
         self._sender.put(lambda: self._send(evaluation))
+        try:
+            evaluation.snapshot = take()
+        except BaseException:
+            with self._changed:
+                self._open.remove(evaluation)
+            raise
+        finally:
+            evaluation.is_taken.set()
 
     def skip(self, evaluation_record: EvaluationRecord) -> None:
         """Queues a record of something that is not sent, behind those that have ended."""
@@ -141,7 +155,6 @@ class Pipeline:
             epoch=evaluation_record.epoch,
             snapshot_id=evaluation_record.snapshot_id,
             submitted_at=evaluation_record.submitted_at,
-            snapshot=_NOTHING,
             record=evaluation_record,
         )
         with self._changed:
@@ -176,6 +189,9 @@ class Pipeline:
     # In the lanes ----------------------------------------------------------------------------------------------------
 
     def _send(self, evaluation: Evaluation) -> None:
+        evaluation.is_taken.wait()
+        if evaluation.snapshot is None:
+            return
         if evaluation.record is not None:  # cancelled meanwhile
             self._release(evaluation)
             return
@@ -193,6 +209,7 @@ class Pipeline:
             future.cancel()
 
     def _job(self, evaluation: Evaluation) -> Job:
+        assert evaluation.snapshot is not None
         state = evaluation.snapshot.state
         if self._is_half:
             from .state import halved
@@ -246,7 +263,7 @@ class Pipeline:
 
     def _offered(self, record: EvaluationRecord, evaluation: Evaluation) -> EvaluationRecord:
         """To the best model, which may write it: that takes time, and may fail."""
-        if self._best is None or evaluation.record is not None:
+        if self._best is None or evaluation.record is not None or evaluation.snapshot is None:
             return record
         try:
             self._best.offer(record, evaluation.snapshot.state)
@@ -291,7 +308,7 @@ class Pipeline:
     def _release(self, evaluation: Evaluation) -> None:
         with self._changed:
             was_released, evaluation.is_released = evaluation.is_released, True
-        if not was_released:
+        if not was_released and evaluation.snapshot is not None:
             evaluation.snapshot.release()
 
     def _draw(self, evaluation: Evaluation, outcome: Outcome, sending: tuple[float, float]) -> None:
@@ -342,18 +359,3 @@ def _said(error: BaseException) -> str:
     if isinstance(error, SkywardError | TimeoutError) and str(error):
         return str(error)
     return f"{type(error).__name__}: {error}"
-
-
-class _Nothing:
-    """The snapshot of an evaluation that was skipped."""
-
-    state = None
-
-    def retain(self) -> _Nothing:
-        return self
-
-    def release(self) -> None:
-        return
-
-
-_NOTHING = _Nothing()

@@ -245,6 +245,20 @@ def test_an_error_is_raised_where_training_collects_if_that_is_wanted() -> None:
     assert not hand.was_closed, "a dispatcher that was given is its owner's"
 
 
+def test_a_copy_that_fails_is_training_s_own_error_and_nothing_is_open() -> None:
+    def fails() -> Any:
+        raise MemoryError("no room for a copy")
+
+    hand = ByHand()
+    with by_hand(hand) as evaluator:
+        with pytest.raises(MemoryError, match="no room"):
+            evaluator.submit(fails, step=1)
+        assert evaluator.pending == 0
+        assert evaluator.submit(state(), step=2) is None
+        hand.end(0, {})
+    assert steps(evaluator.history) == [(2, "ok")]
+
+
 # How many at once ----------------------------------------------------------------------------------------------------
 
 
