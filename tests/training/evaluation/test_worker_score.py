@@ -4,10 +4,13 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skyward.training.evaluation.worker_score import FORGET_S, Drift, WorkerScore, choose, median_s
+
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""The machine may be."""
 
 
 class _Clock:
@@ -60,6 +63,7 @@ def test_pressure_ends_without_any_new_observation() -> None:
     assert score.wait_s() == 0.0
 
 
+@BUSY
 @given(
     st.lists(
         st.tuples(st.sampled_from(["add", "end", "stop", "fail", "answer"]), st.floats(0, 100)), min_size=1, max_size=80
@@ -94,6 +98,7 @@ def test_whatever_happened_pressure_is_gone_when_nothing_is_open_for_a_while(
     assert math.isfinite(score.score_s())
 
 
+@BUSY
 @given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=30))
 def test_a_longer_queue_is_never_better(latencies: list[float]) -> None:
     score = _seen(_Clock(), *latencies)
@@ -177,6 +182,7 @@ def test_a_slow_worker_is_tried_again_when_it_was_not_asked_for_long() -> None:
     assert slow.latency_s == pytest.approx(8.0)
 
 
+@BUSY
 @given(st.lists(st.floats(0.02, 1000), min_size=1, max_size=50))
 def test_what_stays_the_same_for_long_is_no_drift_whatever_was_before(values: list[float]) -> None:
     drift = Drift(noise_s=0.01)

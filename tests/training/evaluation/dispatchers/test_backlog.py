@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from skyward.training.evaluation.dispatchers.backlog import Average, Backlog
+
+BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""The machine may be."""
 
 
 class _Clock:
@@ -22,6 +25,7 @@ def test_an_average_of_equal_values_is_that_value_from_the_first_on() -> None:
         assert average.value == pytest.approx(3.0)
 
 
+@BUSY
 @given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=50), st.sampled_from([0.0, 0.5, 0.9, 0.999]))
 def test_an_average_lies_among_what_was_observed(values: list[float], beta: float) -> None:
     average = Average(beta)
@@ -77,6 +81,7 @@ def test_what_hangs_looks_worse_and_worse() -> None:
     assert backlog.expected_s == 1.0
 
 
+@BUSY
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.sampled_from(["add", "end"]), st.integers(0, 9), st.floats(0, 5)), max_size=60),
