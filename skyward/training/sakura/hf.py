@@ -9,6 +9,7 @@ What HF's own evaluation does, and what is done about it here:
   and our own loggers get it as if the trainer had evaluated. Names of metrics begin with `eval_` there.
 - Best model: `state.best_metric` and `best_global_step` are those of the evaluated step, so `load_best_model_at_end`
   loads the checkpoint that has the weights that were scored: one of that same step must have been saved.
+- `ReduceLROnPlateau` and `GreedyLR` step once for each result.
 - The last evaluations are waited for when the last epoch ends, which is before HF loads the best model.
 - HF gives a callback neither its trainer nor the other callbacks; as in `adapters.hf`, they are found on the stack.
 """
@@ -96,7 +97,7 @@ class SakuraHF:
         self._handler: Any = None
         self._trainer: Any = None
         self._beside: RankedEvaluator | None = None
-        self._is_rank_0 = True
+        self._is_rank_0, self._has_warned = True, False
         self._first: AsyncEvaluator | None = None
         self._first = self._evaluator()  # what is wrong with arguments is said here
         self.history: list[dict[str, Any]] = []
@@ -237,15 +238,35 @@ class SakuraHF:
         control = self._handler.call_event("on_log", args, then, control, logs=logs)
         if record.status == "ok" and (self._cadence == "trainer" or args.eval_strategy == "no"):
             control = self._handler.call_event("on_evaluate", args, then, control, metrics=dict(logs))
-            _note_best(args, state, record.step, numbers)
+            self._decide(args, state, record.step, numbers)
         return control
 
+    def _decide(self, args: Any, state: Any, step: int, metrics: dict[str, float]) -> None:
+        """What the trainer does by a metric itself: the best one, and schedulers that wait for one."""
+        if args.metric_for_best_model is None:
+            return
+        name = _eval_name(args.metric_for_best_model)
+        if name not in metrics:
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning(
+                    "metric_for_best_model: eval_fn gives no %s, but %s: nothing is best", name, ", ".join(metrics)
+                )
+            return
+        if _is_plateau(self._handler.lr_scheduler):
+            self._handler.lr_scheduler.step(metrics[name])
+        _note_best(args, state, step, metrics[name])
 
-def _note_best(args: Any, state: Any, step: int, metrics: dict[str, Any]) -> None:
+
+def _is_plateau(scheduler: Any) -> bool:
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    greedy = getattr(sys.modules.get("transformers.optimization"), "GreedyLR", ReduceLROnPlateau)
+    return isinstance(scheduler, ReduceLROnPlateau | greedy)
+
+
+def _note_best(args: Any, state: Any, step: int, score: float) -> None:
     """As `Trainer._determine_best_metric` does, of the evaluated step."""
-    if args.metric_for_best_model is None or (name := _eval_name(args.metric_for_best_model)) not in metrics:
-        return
-    score = metrics[name]
     is_better = state.best_metric is None or (
         score > state.best_metric if args.greater_is_better else score < state.best_metric
     )

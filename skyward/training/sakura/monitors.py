@@ -50,8 +50,10 @@ class Monitors:
                     self._guard(owner, hook)
 
     def detach(self) -> None:
-        """Gives everything back. Candidates without a result are removed; in a fit that ended, all ranks call it."""
+        """Gives everything back, and removes candidates without a result. Waits for no other rank."""
         self._undo.close()
+        for step in list(self._waiting):
+            self.forget(step)
         for config, frequency in self._frequencies:
             config.frequency = frequency
         self._frequencies = []

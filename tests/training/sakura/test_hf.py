@@ -254,6 +254,29 @@ def test_the_best_of_the_last_evaluation_is_loaded_too(tmp_path: Path) -> None:
     assert made.model.a.item() == inline.metrics[2]["a"]
 
 
+def test_a_scheduler_that_waits_for_a_metric_steps_once_for_each_result(tmp_path: Path) -> None:
+    beside = SakuraHFCallback(**{**LINE, "eval_fn": Falls(0.5, 0.6, 0.7)}, cadence="trainer", gate="sync")
+    made = trainer(
+        tmp_path,
+        beside,
+        eval_strategy="epoch",
+        metric_for_best_model="loss",
+        greater_is_better=False,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"patience": 0, "factor": 0.5},
+    )
+    made.train()
+    assert made.lr_scheduler.last_epoch == 3
+    assert made.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 * 0.5)
+
+
+def test_a_metric_that_nobody_gives_is_said_once(tmp_path: Path, caplog: Any) -> None:
+    beside = SakuraHFCallback(**LINE, cadence="trainer", gate="sync")
+    trainer(tmp_path, beside, eval_strategy="epoch", metric_for_best_model="loss").train()
+    said = [each for each in caplog.messages if each.startswith("metric_for_best_model")]
+    assert said == ["metric_for_best_model: eval_fn gives no eval_loss, but eval_a: nothing is best"]
+
+
 def test_what_comes_too_late_is_logged_and_decides_nothing(tmp_path: Path) -> None:
     gate, watches = Gate(), Watches()
     beside = SakuraHFCallback(**{**LINE, "eval_fn": gate}, gate="always", max_age_steps=3)

@@ -285,6 +285,22 @@ def test_a_validation_that_raises_ends_training_where_that_is_wanted(tmp_path: P
         beside(tmp_path, Broken(), on_error="raise")
 
 
+class Fails(Line):
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 2:
+            raise OSError("disk full")
+
+
+def test_a_fit_that_raises_leaves_nothing_behind(tmp_path: Path) -> None:
+    saves = ModelCheckpoint(tmp_path / "best", monitor="val_loss", save_top_k=-1)
+    with pytest.raises(OSError, match="disk full"):
+        beside(tmp_path, Fails(), callbacks=[saves])
+    # Strict: the first validation's result was told, the second's was not.
+    assert len(saves.best_k_models) == 1
+    assert [str(each) for each in (tmp_path / "best").iterdir()] == list(saves.best_k_models)
+    assert "on_train_epoch_end" not in vars(saves)
+
+
 def test_our_callbacks_hear_of_it_with_the_evaluated_step(tmp_path: Path) -> None:
     ours = beside(tmp_path, callbacks=[LightningCallbacks([JsonLogger()], logging_steps=1)])
     records = json.loads((tmp_path / "logs/trainer_logs.json").read_text())
