@@ -138,6 +138,45 @@ def test_a_checkpoint_waits_for_what_was_told_before_and_resumes_as_the_callback
     assert found[4]["loss"] == 9.0
 
 
+def test_in_our_trainer_a_run_that_resumes_has_the_records_of_one_in_place(tmp_path: Path) -> None:
+    import torch
+
+    from skyward.training import Trainer, TrainingArguments
+
+    x = torch.linspace(-1, 1, 16)[:, None]
+
+    def train(name: str, callback: Any, steps: int, resume: bool = False) -> None:
+        torch.manual_seed(0)
+        args = TrainingArguments(
+            output_dir=str(tmp_path / name),
+            logging_dir=str(tmp_path / name),
+            max_steps=steps,
+            logging_steps=2,
+            save_steps=4,
+            lr_scheduler_type="constant",  # one that does not depend on max_steps
+            disable_tqdm=True,
+        )
+        made = Trainer(
+            torch.nn.Linear(1, 1),
+            args,
+            train_dataset=torch.utils.data.TensorDataset(x, 2 * x),
+            compute_loss_func=torch.nn.functional.mse_loss,
+            callbacks=[callback],
+        )
+        made.train(resume_from_checkpoint=resume)
+
+    def records(name: str) -> list[Any]:
+        found = json.loads((tmp_path / name / "trainer_logs.json").read_text())
+        return [(each["global_step"], each["loss"]) for each in found if "loss" in each]
+
+    train("in place", JsonLogger(), 12)
+    train("beside", asynchronously(JsonLogger()), 8)
+    train("beside", asynchronously(JsonLogger()), 12, resume=True)
+    assert [step for step, _ in records("beside")] == [2, 4, 6, 8, 10, 12]
+    assert records("beside") == records("in place")
+    assert threads_of_callbacks() == []
+
+
 def test_an_error_ends_the_run_at_the_end_of_a_step() -> None:
     run = Producer([wrapped := asynchronously(fails := Fails(at=2))])
     run.begin()
