@@ -69,3 +69,14 @@ def test_under_lightning_all_ranks_know_what_rank_0_would_have_scored_inline(sai
 
 def test_lightnings_ranks_stop_early_at_the_same_step(said: dict[str, list[Any]]) -> None:
     assert said["lightning_stops_early"] == [6, 6]
+
+
+def test_importing_the_names_imports_no_framework() -> None:
+    code = (
+        "import sys; from skyward.training.sakura import SakuraTrainer, AsyncTrainer; import skyward.training.sakura;"
+        "print({'torch', 'transformers', 'lightning', 'keras', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "set()\n"
