@@ -161,8 +161,7 @@ def test_pressure_comes_and_goes_by_itself(tmp_path: Path) -> None:
         until(lambda: not compute.is_backpressured())
         assert compute.pressure() == 0.0
         latency_s = compute.workers[0].latency_s
-        assert compute.threshold_s == pytest.approx(1.5 * latency_s, rel=1.0)
-        assert compute.threshold_s != 5.0
+        assert 1.5 * latency_s <= compute.threshold_s < 5.0  # 1.5 x the slower of the two
 
 
 def test_a_warm_up_reports_the_truth_and_may_eject() -> None:
@@ -173,7 +172,7 @@ def test_a_warm_up_reports_the_truth_and_may_eject() -> None:
         assert answers["dead"] is None
         assert answers["near"] is not None
         assert answers["far"] is not None
-        assert 0.1 <= answers["far"] < 0.2  # not 3.69 times that
+        assert 0.1 <= answers["far"] < 0.3  # not 3.69 times that
         assert [state.name for state in compute.workers] == ["near", "far"]
         assert compute.submit(job_of(1)).result(20).worker == "near"
         near.close()

@@ -128,10 +128,12 @@ def test_numbers_are_those_of_an_evaluation_in_training_to_the_bit(
 def test_however_an_evaluation_ends_training_goes_on_and_the_record_says_it(
     way: str, pool: sky.ComputePool, beside: SubprocessDispatcher
 ) -> None:
+    # In a pool that counts from before the imports of a slot that took the place of a killed one.
+    timeout_s = 1.0 if way == "subprocess" else 6.0
     compute: Any = beside if way == "subprocess" else PoolDispatcher(pool, start_s=0)
     state = {"w": np.zeros(3, np.float32)}
     with AsyncEvaluator(
-        make, ends_badly, compute=compute, load=load, gate="always", timeout_s=2.0, max_pending=10
+        make, ends_badly, compute=compute, load=load, gate="always", timeout_s=timeout_s, max_pending=10
     ) as evaluator:
         for step in range(6):
             state["w"][:] = step
