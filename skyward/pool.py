@@ -292,7 +292,7 @@ class ComputePool(Calls):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a call's arguments it becomes a handle, which is a target of calls there; see `TargetHandle`."""
-        return TargetHandle, (self._name, self.node_numbers, True, "the whole")
+        return TargetHandle, (self._name, self.node_numbers, True, "the whole", self.total_slots)
 
     @property
     def spec(self) -> PoolSpec:

@@ -289,7 +289,7 @@ class NodeTarget(Calls):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a call's arguments it becomes a handle, which is a target of calls there; see `TargetHandle`."""
-        return TargetHandle, (self._pool.job_id, self._nodes, False, self._label)
+        return TargetHandle, (self._pool.job_id, self._nodes, False, self._label, self.total_slots)
 
     def __repr__(self) -> str:
         return f"<{self._label} of {self._pool!r}>"

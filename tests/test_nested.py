@@ -471,6 +471,7 @@ class TestHandles:
             assert add(1, 2) >> one == add(1, 2) >> whole == 3, "in its own process it means the pool"
             assert (add(1, 2) @ one, (add(1, 2) > whole).result()) == ([3], 3)
             assert one == pickle.loads(data)[0]
+        assert (one.total_slots, repr(one)) == (1, f"<node 0 of pool {pool.job_id}>")
         for handle in (one, whole):
             with pytest.raises(PoolClosed, match="its pool is not open here"):
                 add(1, 2) >> handle

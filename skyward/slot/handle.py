@@ -38,17 +38,23 @@ class TargetHandle:
     raises PoolClosed; in a task of another pool UsageError.
     """
 
-    def __init__(self, pool: str, nodes: tuple[int, ...], is_whole: bool, label: str) -> None:
+    def __init__(self, pool: str, nodes: tuple[int, ...], is_whole: bool, label: str, total_slots: int) -> None:
         """`is_whole`: ordinary calls to the whole pool. `label`: how it is called in messages."""
         self._pool = pool
         self._nodes = nodes
         self._is_whole = is_whole
         self._label = label
+        self._total_slots = total_slots
 
     @property
     def node_numbers(self) -> tuple[int, ...]:
         """The nodes that calls go to: `@` sends to each of them, in this order."""
         return self._nodes
+
+    @property
+    def total_slots(self) -> int:
+        """Plain calls that run there at once, those of others and the task's own included."""
+        return self._total_slots
 
     def run(self, pending: PendingCompute[T]) -> T:
         """The call's value: `pending >> target`. Raises what the call raised, as itself."""

@@ -1,0 +1,71 @@
+"""A training on some nodes has its model evaluated on a node that is kept for that."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+import skyward as sky
+from skyward.training.evaluation import AsyncEvaluator
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.ComputePool]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)  # the nodes need not import this file, and pytest with it
+    try:
+        with sky.ComputePool(sky.Local(), nodes=3, roles={"evaluation": [2]}, logs=False) as opened:
+            yield opened
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def make_model() -> torch.nn.Linear:
+    return torch.nn.Linear(4, 1, bias=False)
+
+
+def weight_and_node(model: Any, payload: object) -> dict[str, float]:
+    info = sky.instance_info()
+    assert info is not None
+    return {"weight": model.weight.mean().item(), "node": info.node}
+
+
+def train(evaluations: Any, steps: int) -> list[dict[str, float]]:
+    """Rank 0 evaluates; the gradients meet in a real process group meanwhile."""
+    model = make_model()
+    evaluator = AsyncEvaluator(make_model, weight_and_node, None, compute=evaluations, gate="always", max_pending=steps)
+    try:
+        for step in range(steps):
+            with torch.no_grad():
+                mine = torch.tensor([float(dist.get_rank())])
+                dist.all_reduce(mine)
+                model.weight.data.fill_(step + mine.item())
+            if dist.get_rank() == 0:
+                evaluator.submit(model.state_dict(), step=step)
+        return [dict(each.metrics or {}) for each in evaluator.drain()]
+    finally:
+        evaluator.close()
+
+
+def test_evaluations_of_a_gang_go_to_the_node_of_their_role(pool: sky.ComputePool) -> None:
+    gang = sky.compute(sky.integrations.torch(backend="gloo")(train))
+    first, second = gang(pool.role("evaluation"), 4) @ pool
+    assert first == [{"weight": step + 1.0, "node": 2.0} for step in range(4)]
+    assert second == []
+    assert pickle.loads(pickle.dumps(pool)).node_numbers == (0, 1)
+
+
+def test_evaluations_of_a_plain_task_go_to_another_node(pool: sky.ComputePool) -> None:
+    def plain(evaluations: Any) -> list[dict[str, float]]:
+        with AsyncEvaluator(make_model, weight_and_node, None, compute=evaluations, gate="always") as evaluator:
+            evaluator.submit({"weight": torch.full((1, 4), 7.0)}, step=1)
+            return [dict(each.metrics or {}) for each in evaluator.drain()]
+
+    assert sky.compute(plain)(pool.node(1)) >> pool.node(0) == [{"weight": 7.0, "node": 1.0}]
