@@ -162,7 +162,8 @@ class _Load:
                 self._lacks(component, f"the checkpoint has no {piece.filename}")
                 return None
             why = (
-                f"it was written as {count} states of {_ranks(self.manifest.world_size)}, and this run has {len(here)}"
+                f"it was written as {_many(count, 'state')} of {_many(self.manifest.world_size, 'rank')}, and this run has "
+                f"{len(here)}"
             )
             advice = "load it on as many, give resharders={...}, or leave it out by skip=[...]"
         else:
@@ -198,5 +199,5 @@ def _count(manifest: Manifest, key: str, files: Sequence[FileEntry]) -> int:
     return len({each.index for each in files})
 
 
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count != 1 else ''}"
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from skyward.training import Alone
 from skyward.training.checkpoint import CheckpointCoordinator, RNGState
 from tests.training.checkpoint.crew import Said, error_of, run_cases
+from tests.training.checkpoint.meshes import components, made, trained
 from tests.training.checkpoint.states import Box, part, same, shard
 
 WORLD = 8
@@ -18,6 +21,7 @@ STAGES = [[0, 4], [1, 5], [2, 6], [3, 7]]
 """2 x 4: ranks that hold the same pipeline stage."""
 COPIES = [[0, 1, 2, 3], [4, 5, 6, 7]]
 """2 x 4: the ranks of one copy of the model, which see the same data."""
+IMPORTS = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
 PARTS = [[0, 2, 4, 6], [1, 3, 5, 7]]
 """4 x 2: ranks that hold the same tensor-parallel part."""
 
@@ -97,7 +101,89 @@ def one_flipped_element(ranks: Any, folder: Path) -> Any:
     return error_of(lambda: CheckpointCoordinator([component], None, ranks, folder).save_checkpoint())
 
 
-CASES = [data_and_pipeline, data_and_tensor, a_model_over_its_shards, groups_that_contradict, one_flipped_element]
+def meshes_of_tensors(ranks: Any, folder: Path) -> Any:
+    """DTensors over 4 x 2, with replicas and with FSDP2: saved, and loaded again there and over 2 x 4."""
+    said = {}
+    for name, fsdp in (("replicas", False), ("fsdp", True)):
+        model, optimizer = made(1, dp=4, tp=2, fsdp=fsdp)
+        before = trained(model, optimizer, 3)
+        saves = CheckpointCoordinator(components(model, optimizer, Box({"step": 3})), None, ranks, folder / name)
+        saves.save_checkpoint_async(checkpoint_id=3)
+        after = trained(model, optimizer, 2)
+        saves.close()
+        again = []
+        for dp, tp in ((4, 2), (2, 4)):
+            model, optimizer = made(2, dp=dp, tp=tp, fsdp=fsdp)
+            loads = CheckpointCoordinator(components(model, optimizer, Box(None)), None, ranks, folder / name)
+            loads.load_checkpoint()
+            again.append(trained(model, optimizer, 2))
+        said[name] = before, after, again
+    return said
+
+
+CASES = [
+    data_and_pipeline,
+    data_and_tensor,
+    a_model_over_its_shards,
+    groups_that_contradict,
+    one_flipped_element,
+    meshes_of_tensors,
+]
+
+
+# What the eight have written, on four ranks ---------------------------------------------------------------------------
+
+
+def meshes_of_four(ranks: Any, folder: Path) -> Any:
+    said = {}
+    for name, fsdp in (("replicas", False), ("fsdp", True)):
+        model, optimizer = made(2, dp=2, tp=2, fsdp=fsdp)
+        parts = components(model, optimizer, Box(None))
+        CheckpointCoordinator(parts, None, ranks, folder.parent / "meshes_of_tensors" / name).load_checkpoint()
+        said[name] = trained(model, optimizer, 2)
+    return said
+
+
+def stages_of_four(ranks: Any, folder: Path) -> Any:
+    """Four stages on four ranks are as many; on two stages of two ranks they are not."""
+    written = folder.parent / "data_and_pipeline"
+
+    def load(groups: list[list[int]], **options: Any) -> Any:
+        box = Box(None)
+        model = part("model", box, "per_group", "replicas")
+        CheckpointCoordinator([model], {"replicas": groups}, ranks, written).load_checkpoint(**options)
+        return box.state
+
+    def two_of_four(states: Any, rank: int, world: int) -> Any:
+        stage = rank % 2
+        return {"first": states[2 * stage], "second": states[2 * stage + 1]}
+
+    own = load([[0], [1], [2], [3]])
+    refused = error_of(lambda: load([[0, 2], [1, 3]]))
+    pair = load([[0, 2], [1, 3]], resharders={"model": two_of_four})
+    stage = ranks.rank % 2
+    return (
+        same(own, shard(ranks.rank)),
+        refused,
+        same(pair["first"], shard(2 * stage)) and same(pair["second"], shard(2 * stage + 1)),
+    )
+
+
+def a_whole_model_over_a_mesh(ranks: Any, folder: Path) -> Any:
+    """What one process wrote, without DTensors."""
+    if ranks.rank == 0:
+        model, optimizer = made(1)
+        trained(model, optimizer, 3)
+        CheckpointCoordinator(
+            components(model, optimizer, Box({})), None, Alone(), folder
+        ).save_checkpoint(checkpoint_id=3)  # fmt: skip
+    ranks.exchange(None)
+    model, optimizer = made(2, dp=2, tp=2)
+    parts = components(model, optimizer, Box(None))
+    return error_of(lambda: CheckpointCoordinator(parts, None, ranks, folder).load_checkpoint())
+
+
+ON_FOUR = [meshes_of_four, stages_of_four, a_whole_model_over_a_mesh]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +193,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(folder: Path) -> Said:
-    return run_cases(CASES, world=WORLD, folder=folder)
+    return run_cases(CASES, world=WORLD, folder=folder, imports=IMPORTS)
+
+
+@pytest.fixture(scope="module")
+def said_by_four(said: Said, folder: Path) -> Said:
+    (folder / "meeting").unlink(missing_ok=True)
+    return run_cases(ON_FOUR, world=4, folder=folder, imports=IMPORTS)
 
 
 def test_data_and_pipeline_parallel_states_come_back_to_their_ranks(said: Said, folder: Path) -> None:
@@ -158,3 +250,54 @@ def test_one_flipped_element_of_a_nested_state_is_found_on_all_ranks(said: Said)
     texts = set(said["one_flipped_element"])
     assert len(texts) == 1
     assert "rank 6 differs from rank 0 in 'state.0.exp_avg'" in texts.pop()
+
+
+def test_tensor_parallel_models_go_on_to_the_bit_and_over_another_mesh(said: Said) -> None:
+    """With replicas and with FSDP2, saved behind training; from 4 x 2 to 2 x 4 to float tolerance."""
+    for ways in said["meshes_of_tensors"]:
+        for _, after, (same_mesh, other_mesh) in ways.values():
+            assert same_mesh == after
+            assert other_mesh == pytest.approx(after, rel=1e-5)
+
+
+def test_tensor_parallel_models_go_on_on_half_the_ranks_and_on_one(
+    said: Said, said_by_four: Said, folder: Path
+) -> None:
+    for name in ("replicas", "fsdp"):
+        _, after, _ = said["meshes_of_tensors"][0][name]
+        for ways in said_by_four["meshes_of_four"]:
+            assert ways[name] == pytest.approx(after, rel=1e-5)
+        model, optimizer = made(2)
+        box = Box(None)
+        CheckpointCoordinator(
+            components(model, optimizer, box), output_dir=folder / "meshes_of_tensors" / name
+        ).load_checkpoint()
+        assert trained(model, optimizer, 2) == pytest.approx(after, rel=1e-5)
+        assert box.state == {"step": 3}
+
+
+def test_each_part_of_a_tensor_is_written_once(said: Said, folder: Path) -> None:
+    """Replicas over 4 write what one of them has: less than twice the model."""
+    whole = sum(each.numel() * each.element_size() for each in made(1)[0].parameters())
+    for name in ("replicas", "fsdp"):
+        checkpoint = folder / "meshes_of_tensors" / name / "checkpoint-3"
+        manifest = json.loads((checkpoint / "checkpoint_manifest.json").read_text())
+        assert manifest["world_size"] == 8
+        saved = FileSystemReader(checkpoint / "model.dcp").read_metadata()
+        sizes = [info.length for info in saved.storage_data.values()]
+        assert whole <= sum(sizes), name
+        assert len({(index.fqn, tuple(index.offset or ())) for index in saved.storage_data}) == len(sizes)
+
+
+def test_stages_go_to_as_many_groups_and_are_refused_by_fewer_unless_resharded(said_by_four: Said) -> None:
+    for is_own, refused, is_pair in said_by_four["stages_of_four"]:
+        assert is_own
+        assert "model does not fit: it was written as 4 states of 8 ranks, and this run has 2" in refused
+        assert "load it on as many, give resharders={...}, or leave it out by skip=[...]" in refused
+        assert is_pair
+
+
+def test_a_whole_model_of_one_rank_is_not_poured_into_a_mesh(said_by_four: Said) -> None:
+    (text,) = set(said_by_four["a_whole_model_over_a_mesh"])
+    assert text.startswith("CheckpointMismatch: ")
+    assert "model does not fit: it was written as 1 state of 1 rank, and this run has 4" in text
