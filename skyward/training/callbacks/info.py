@@ -46,6 +46,7 @@ def facts_of_run(args: Any, state: Any, ranks: Ranks, **context: Any) -> dict[st
     """In few words. What a producer does not say is left out."""
     batch = _number(args, "per_device_train_batch_size") or _number(state, "train_batch_size")
     accumulation = _number(args, "gradient_accumulation_steps") or 1
+    copies = getattr(context.get("trainer"), "data_parallel_size", ranks.world_size)
     facts: dict[str, Any] = {
         **_facts_of_model(context.get("model")),
         "examples": _length(getattr(context.get("train_dataloader"), "dataset", None)),
@@ -54,7 +55,7 @@ def facts_of_run(args: Any, state: Any, ranks: Ranks, **context: Any) -> dict[st
         "resumed at step": state.global_step or None,
         "batch of a device": batch,
         "gradient accumulation": accumulation if accumulation > 1 else None,
-        "batch of a step": batch * accumulation * ranks.world_size if batch else None,
+        "batch of a step": batch * accumulation * copies if batch else None,
         "ranks": ranks.world_size,
     }
     return {key: format_value(value) for key, value in facts.items() if value is not None}

@@ -161,10 +161,8 @@ class _Load:
             if count == len(here):
                 self._lacks(component, f"the checkpoint has no {piece.filename}")
                 return None
-            why = (
-                f"it was written as {_many(count, 'state')} of {_many(self.manifest.world_size, 'rank')}, and this run has "
-                f"{len(here)}"
-            )
+            written_as = f"{_many(count, 'state')} of {_many(self.manifest.world_size, 'rank')}"
+            why = f"it was written as {written_as}, and this run has {len(here)}"
             advice = "load it on as many, give resharders={...}, or leave it out by skip=[...]"
         else:
             exact = next((each for each in files if each.members == piece.members), None)

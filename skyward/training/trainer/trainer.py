@@ -214,6 +214,11 @@ class Trainer:
         """Whether this is rank 0."""
         return self.ranks.rank == 0
 
+    @property
+    def data_parallel_size(self) -> int:
+        """How many batches are trained on at once: the ranks, or the copies of a model that lies on several."""
+        return self._data_ranks.world_size
+
     def _fire(self, event: str, **more: Any) -> None:
         if not self.callback_handler.listens(event):
             return

@@ -1,6 +1,6 @@
 """Four ranks as 2 x 2: two copies of a pipeline of two stages. One rank dies; the run goes on, to the bit.
 
-python examples/25_hybrid_parallelism.py
+python examples/31_hybrid_parallelism.py
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def halves(model: nn.Module, num_stages: int) -> list[nn.Module]:
     return [model[:3], model[3:]]
 
 
-def digits() -> tuple[Any, Any]:
+def digits() -> list[Any]:
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
     data = torch.utils.data.TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
-    return torch.utils.data.random_split(data, [1397, 400], torch.Generator().manual_seed(0))
+    return list(torch.utils.data.random_split(data, [1397, 400], torch.Generator().manual_seed(0)))
 
 
 class Dies(TrainerCallback):
