@@ -1,4 +1,4 @@
-"""A plain training loop that evaluations never hold up: copies of its weights are scored beside it.
+"""A plain training loop that evaluations never hold up: another process scores copies of its weights.
 
 python examples/25_evaluation_beside_training.py
 """
@@ -45,7 +45,7 @@ def main() -> None:
             make_model,
             score,
             held_out,  # sent to the worker once
-            compute=None,  # threads of this process; or "subprocess", a pool, or a node of it
+            compute="subprocess",  # None: threads of this process; or a pool, or a node of it
             gate="always",
             on_backpressure="block",  # every epoch is scored; "skip" would never wait
             max_pending=8,

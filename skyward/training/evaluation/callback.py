@@ -31,9 +31,10 @@ class AsyncEvaluation(TrainerCallback):
             AsyncEvaluation(make_model, score, held_out, eval_strategy="steps", eval_steps=100, compute="subprocess"),
         ]).train()
 
-    Metrics go to `state.log_history` and, as `on_log`, to the run's callbacks, with a state whose `global_step` is the
-    evaluated step; names get a leading "eval_". `on_evaluate` is not fired: what looks into the model then would find
-    another one. In a world of several ranks they are told when something is logged, at ends of epochs and at the end.
+    Metrics go to `state.log_history` and, as `on_log` and `on_evaluate`, to the run's callbacks, with a state whose
+    `global_step` is the evaluated step; names get a leading "eval_". The model that comes with these events is the one
+    that trains, and further. In a world of several ranks they are fired when something is logged, at ends of epochs and
+    at the end.
 
     Args:
         model_factory, eval_fn, payload: as `AsyncEvaluator`'s.
@@ -188,5 +189,6 @@ class AsyncEvaluation(TrainerCallback):
         self._is_reporting = True
         try:
             self._bus.fire("on_log", control=control, **{**context, "state": then, "logs": logs})
+            self._bus.fire("on_evaluate", control=control, **{**context, "state": then, "metrics": dict(logs)})
         finally:
             self._is_reporting = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from torch import nn
 
 from skyward.errors import UsageError
-from skyward.training import Trainer, TrainerCallback, TrainingArguments
-from skyward.training.evaluation import AsyncEvaluation, BestModel
+from skyward.training import JsonLogger, Trainer, TrainerCallback, TrainingArguments
+from skyward.training.evaluation import AsyncEvaluation, BestModel, EvaluationRecord
 from skyward.training.snapshot import common_pool
 from tests.training.evaluation.parts import ByHand, make_model, scored
 
@@ -22,10 +23,14 @@ DATA = torch.utils.data.TensorDataset(X, X[:, :1])
 class Seen(TrainerCallback):
     def __init__(self) -> None:
         self.logs: list[tuple[int, float]] = []
+        self.evaluations: list[tuple[int, float]] = []
 
     def on_log(self, state: Any, logs: Any, **kwargs: Any) -> None:
         if "eval_loss" in logs:
             self.logs.append((state.global_step, logs["eval_loss"]))
+
+    def on_evaluate(self, state: Any, metrics: Any, **kwargs: Any) -> None:
+        self.evaluations.append((state.global_step, metrics["eval_loss"]))
 
 
 def train(tmp_path: Path, *callbacks: object, **args: Any) -> Trainer:
@@ -57,9 +62,13 @@ def asynchronous(**options: Any) -> AsyncEvaluation:
 
 def test_metrics_are_logged_at_the_step_that_was_scored(tmp_path: Path) -> None:
     seen, evaluation = Seen(), asynchronous(eval_strategy="steps", eval_steps=5)
-    trainer = train(tmp_path, seen, evaluation)
+    trainer = train(tmp_path, seen, evaluation, JsonLogger(), logging_dir=str(tmp_path / "logs"))
     assert [each.step for each in evaluation.history] == [5, 10]
     assert [step for step, _ in seen.logs] == [5, 10]
+    assert seen.evaluations == seen.logs
+    records = json.loads((tmp_path / "logs" / "trainer_logs.json").read_text())
+    logged = [(each["global_step"], each["eval_loss"]) for each in records if "eval_loss" in each]
+    assert logged == seen.logs, "once, although two events told it"
     rows = [row for row in trainer.state.log_history if "eval_loss" in row]
     assert [(row["step"], row["epoch"]) for row in rows] == [(5, 1.25), (10, 2.5)]
     assert [row["eval_loss"] for row in rows] == [loss for _, loss in seen.logs]
@@ -126,6 +135,29 @@ def test_checkpoint_and_evaluation_of_a_step_share_one_copy(tmp_path: Path) -> N
     # Of each step: the evaluation's copy is all of the model, and the checkpoint's has none of it.
     assert weights in taken
     assert sum(each >= weights for each in taken) == 3 + len(shared)
+
+
+def test_a_run_that_raises_leaves_no_evaluation_open(tmp_path: Path) -> None:
+    hand = ByHand()
+    evaluation = asynchronous(compute=hand, eval_strategy="steps", eval_steps=1)
+
+    class Fails(TrainerCallback):
+        def on_step_end(self, state: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(tmp_path, evaluation, Fails())
+    assert evaluation.evaluator is None
+    assert all(future.cancelled() for _, future in hand.jobs)
+
+
+def test_what_it_knows_goes_with_checkpoints() -> None:
+    first, second = asynchronous(stop_on="loss", name="a"), asynchronous(stop_on="loss", name="a")
+    first.history.append(EvaluationRecord(step=5, snapshot_id="s", submitted_at=1.0, status="ok", metrics={"loss": 1}))
+    assert first.state_key == "AsyncEvaluation.a"
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.history == first.history
 
 
 @pytest.mark.parametrize("options", [{"eval_strategy": "no"}, {"eval_steps": 0}, {"patience": 0}])
