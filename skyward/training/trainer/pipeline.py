@@ -43,7 +43,7 @@ class PipelineTrainer(Trainer):
         position), each other one with what the one before gives, a tensor or several; what further columns of the batch
         it needs (`attention_mask`) are keyword-only parameters of its forward. For a model that
         `torch.distributed.pipelining.pipeline` can trace: `lambda model, n: [pipe.get_stage_module(i) for i in
-        range(n)]`.
+        range(n)]`; dropout stays as it was traced then.
     compute_loss_func: `(outputs of the last stage, labels)` -> the mean loss; needed.
     num_stages: None: all ranks are one pipeline. With fewer, which divide their number, there are several copies of
         it that share the data: rank `copy * num_stages + stage`, so 8 ranks with 4 stages are 2 x 4.

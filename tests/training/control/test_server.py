@@ -118,6 +118,18 @@ def test_jobs_and_status_and_a_command(served: tuple[Books, int]) -> None:
     assert (status, body["global_step"]) == (200, 7)
 
 
+def test_a_checkpoint_that_was_begun_before_a_command_does_not_execute_it(served: tuple[Books, int]) -> None:
+    """One of step 3 was being written when the command came; that of step 5 is the command's."""
+    books, _ = served
+    asked_for = books.submit("save_checkpoint").request_id
+    books.take(5)
+    for of_step, expected in ((3, "applied"), (5, "executed")):
+        books.saved(of_step)
+        state = books.command(asked_for)
+        assert state is not None
+        assert state.state == expected
+
+
 def test_a_request_can_wait_until_its_command_is_executed(served: tuple[Books, int]) -> None:
     books, port = served
 

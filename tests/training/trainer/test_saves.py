@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from skyward.errors import CheckpointSaveFailed, UsageError
+from skyward.topology import InstanceInfo
 from skyward.training import SharingPattern, StateComponent, Trainer, TrainingArguments
 from skyward.training.checkpoint import RunTerminated, checkpoints_in, problems
 from tests.training.checkpoint.crew import Said, error_of, run_cases
@@ -188,6 +189,23 @@ def test_a_sigterm_saves_the_step_and_the_run_goes_on_from_there(at: int, tmp_pa
         assert (ended.value.code, ended.value.checkpoint) == (143, str(folder / f"checkpoint-{at}"))
         assert result(hard(folder, True, save_steps=100)) == whole
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_notice_of_the_provider_saves_the_step_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notice = tmp_path / "notice"
+    info = InstanceInfo(
+        node=0, worker=0, total_nodes=1, workers_per_node=1, accelerators=0, total_accelerators=0, head_addr="",
+        head_port=0, job_id="job", notice_file=str(notice),
+    )  # fmt: skip
+    monkeypatch.setattr("skyward.training.trainer.saves.instance_info", lambda: info)  # no cloud is here to give one
+
+    def announces(state: Any, **_: Any) -> None:
+        if state.global_step == 4:
+            notice.touch()
+
+    with pytest.raises(RunTerminated) as ended:
+        run(tmp_path / "run", max_steps=9, enable_jit_checkpoint=True, callbacks=[callback(on_step_end=announces)])
+    assert ended.value.checkpoint == str(tmp_path / "run" / "checkpoint-4")
 
 
 def test_an_emergency_save_that_takes_longer_than_its_grace_time_is_an_error(tmp_path: Path) -> None:
