@@ -215,6 +215,9 @@ class SnapshotPool:
                 del self._free[kind], self._most[kind], self._used[kind]
 
     def _copy(self, buffers: list[torch.Tensor], sources: list[torch.Tensor]) -> list[Any]:
+        if {source.device.type for source in sources} == {"cpu"}:
+            torch._foreach_copy_(buffers, sources)
+            return []
         on_host = [(to, source) for to, source in zip(buffers, sources, strict=True) if source.device.type == "cpu"]
         if on_host:
             torch._foreach_copy_([to for to, _ in on_host], [source for _, source in on_host])
