@@ -185,7 +185,7 @@ def echo_round_trips(bed: Bed, host: str, *, count: int, size: int = 100) -> lis
 def upload_seconds(bed: Bed, host: str, data: memoryview) -> float:
     """Seconds that `ssh host 'cat > /dev/shm/x'` takes for these bytes, log-in included in neither it nor ours."""
     command = "read go; cat > /dev/shm/upload; echo done; rm /dev/shm/upload"
-    argv = ["ssh", "-F", str(bed.ssh_config), f"root@{host}", command]
+    argv = ["ssh", "-F", str(bed.folder / "bench_config"), f"root@{host}", command]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as upload:
         assert upload.stdin is not None
         assert upload.stdout is not None

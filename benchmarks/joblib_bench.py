@@ -146,6 +146,8 @@ ROWS = (
         made_of="10,000 / time",
     ),
     Row(key="busy_cpu", title="... CPU time beyond that 1 ms, each", unit="us", scale=1e6, made_of="all processes"),
+    Row(key="busy_cpu_workers", title="... ... of the workers", unit="us", scale=1e6),
+    Row(key="busy_cpu_client", title="... ... of the client", unit="us", scale=1e6),
     Row(key="grid_first_s", title="Grid search over 200 MB, 4 workers, first", unit="s", made_of="the array crosses"),
     Row(key="grid_again_s", title="... the same array again", unit="s"),
     Row(key="grid_cpu_s", title="... CPU time of that", unit="s", made_of="all processes"),

@@ -102,16 +102,19 @@ def many_calls(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
     """Equal calls: seconds, batches, and the time that all processes used beyond the calls' own."""
     function = workloads.spin if job.measure == "busy" else workloads.nap
     work_s = job.calls * job.call_s if job.measure == "busy" else 0.0
+    workers: list[int] = []
     for block in blocks.values():
         with block():
-            warm_up(job)
+            workers += warm_up(job)  # those of the other contender are idle
 
     def once() -> Samples:
         parallel = Parallel()
+        client_s, workers_s = time.process_time(), processes.cpu_seconds(workers)
         used_s, begin = used_seconds(), time.perf_counter()
         values = parallel(delayed(function)(i, job.call_s) for i in range(job.calls))
         seconds = time.perf_counter() - begin
         used_s = used_seconds() - used_s
+        client_s, workers_s = time.process_time() - client_s, processes.cpu_seconds(workers) - workers_s
         assert values == list(range(job.calls)), "a value is wrong or out of its place"
         return {
             f"{job.measure}_s": [seconds],
@@ -119,6 +122,8 @@ def many_calls(job: JoblibJob, blocks: dict[str, Block]) -> dict[str, Samples]:
             f"{job.measure}_efficiency": [job.calls / job.workers * job.call_s / seconds],
             f"{job.measure}_batches": [float(parallel.n_dispatched_batches)],
             f"{job.measure}_cpu": [(used_s - work_s) / job.calls],
+            f"{job.measure}_cpu_workers": [(workers_s - work_s) / job.calls],
+            f"{job.measure}_cpu_client": [client_s / job.calls],
         }
 
     return alternate(job, blocks, once)
