@@ -33,6 +33,8 @@ OnError = Literal["record", "raise"]
 OWN_KEY = "own"
 PRESSURE_S = 30.0
 """A dispatcher that expects a job to wait longer than this is under pressure, where it does not say itself whether."""
+SAYS_AFTER_S = 60.0
+"""How long `drain` waits before it says what for."""
 LARGE_BYTES = 16 << 20
 """A function whose pickle is larger has probably caught a model or its data."""
 
@@ -285,7 +287,11 @@ class AsyncEvaluator:
                 evaluation.
         """
         began = time.time()
-        if not self._pipeline.wait(lambda: not self._pipeline.open, timeout_s):
+        while not self._pipeline.wait(lambda: not self._pipeline.open, self._patience(began, timeout_s)):
+            if timeout_s is None or time.time() - began < timeout_s:
+                oldest = self._pipeline.open[0].step if self.pending else None
+                _log.warning("%s: waiting for %d, the oldest of step %s", self.name, self.pending, oldest)
+                continue
             for each in self._pipeline.open:
                 self._pipeline.cancel(each, f"it had not ended {timeout_s:g} s after training had, and was cancelled")
         self._waited(began, "drain")
@@ -313,6 +319,11 @@ class AsyncEvaluator:
         for each in self._pipeline.take_ended():
             assert each.record is not None
             self.history.append(each.record)
+
+    def _patience(self, began: float, timeout_s: float | None) -> float:
+        """Seconds to wait until something is to be said, or done."""
+        left = SAYS_AFTER_S if timeout_s is None else began + timeout_s - time.time()
+        return min(SAYS_AFTER_S, max(0.0, left))
 
     def _take(self, state: Any, step: int, moment: int | None) -> Taken:
         began = time.time()

@@ -66,7 +66,7 @@ class Lane:
                 work = self._queue.popleft()
             try:
                 work()
-            except Exception:
+            except BaseException:  # whatever it is: those behind it have their turn
                 _log.exception("%s failed", self._name)
 
 
@@ -198,7 +198,7 @@ class Pipeline:
         began = time.time()
         try:
             future = self._dispatcher.submit(self._job(evaluation))
-        except Exception as error:
+        except BaseException as error:  # also what a pickle of the user's raises to end a process: training goes on
             self._end(evaluation, error)
             self._release(evaluation)
             return
@@ -232,34 +232,37 @@ class Pipeline:
             self._load = Content(loader_for(state), "load")
         return self._load
 
-    def _receive(self, evaluation: Evaluation, future: Future[Outcome], sending: tuple[float, float]) -> None:
+    def _receive(self, evaluation: Evaluation, future: Future[Outcome], sent: tuple[float, float]) -> None:
         try:
             error = CancelledError() if future.cancelled() else future.exception()
-            if error is not None:
+            if error is None:
+                self._score(evaluation, future.result(), sent)
+            else:
                 self._end(evaluation, error)
-                return
-            outcome = future.result()
-            self._draw(evaluation, outcome, sending)
-            try:
-                metrics = metrics_of(outcome.value)
-            except UsageError as wrong:
-                self._end(evaluation, wrong, outcome=outcome)
-                return
-            status = "late" if self._is_late(evaluation.step) else "ok"
-            record = EvaluationRecord(
-                step=evaluation.step,
-                epoch=evaluation.epoch,
-                snapshot_id=evaluation.snapshot_id,
-                submitted_at=evaluation.submitted_at,
-                started_at=outcome.started_at,
-                finished_at=outcome.finished_at,
-                worker=outcome.worker,
-                status=status,  # type: ignore[arg-type]
-                metrics=metrics,
-            )
-            self._conclude(evaluation, self._offered(record, evaluation))
+        except Exception as error:  # an evaluation without a record would be waited for for ever
+            self._end(evaluation, error)
         finally:
             self._release(evaluation)
+
+    def _score(self, evaluation: Evaluation, outcome: Outcome, sent: tuple[float, float]) -> None:
+        self._draw(evaluation, outcome, sent)
+        try:
+            metrics = metrics_of(outcome.value)
+        except UsageError as wrong:
+            self._end(evaluation, wrong, outcome=outcome)
+            return
+        record = EvaluationRecord(
+            step=evaluation.step,
+            epoch=evaluation.epoch,
+            snapshot_id=evaluation.snapshot_id,
+            submitted_at=evaluation.submitted_at,
+            started_at=outcome.started_at,
+            finished_at=outcome.finished_at,
+            worker=outcome.worker,
+            status="late" if self._is_late(evaluation.step) else "ok",
+            metrics=metrics,
+        )
+        self._conclude(evaluation, self._offered(record, evaluation))
 
     def _offered(self, record: EvaluationRecord, evaluation: Evaluation) -> EvaluationRecord:
         """To the best model, which may write it: that takes time, and may fail."""

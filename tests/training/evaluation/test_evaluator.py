@@ -226,6 +226,29 @@ def test_a_dispatcher_that_refuses_is_a_record() -> None:
     assert (record.status, record.error) == ("failed", "OSError: no room")
 
 
+def test_nothing_that_a_worker_gives_leaves_an_evaluation_open() -> None:
+    class Odd(dict[str, float]):
+        def items(self) -> Any:
+            raise RuntimeError("no items")
+
+    class Ends(ByHand):
+        def submit(self, job: Any) -> Any:
+            if job.step == 2:
+                raise SystemExit(3)
+            return super().submit(job)
+
+    hand = Ends()
+    with by_hand(hand) as evaluator:
+        for step in (1, 2, 3):
+            evaluator.submit(state(), step=step)
+        hand.end(0, Odd(loss=1.0))
+        hand.end(1, {"loss": 1.0})
+        first, second, third = evaluator.drain(20)
+    assert (first.status, first.error) == ("failed", "RuntimeError: no items")
+    assert (second.status, second.error) == ("failed", "SystemExit: 3")
+    assert third.status == "ok"
+
+
 def test_an_error_is_raised_where_training_collects_if_that_is_wanted() -> None:
     hand = ByHand()
     evaluator = by_hand(hand, on_error="raise")
