@@ -68,7 +68,8 @@ class NestedCalls:
 
     def closed(self, session: Session) -> None:
         """The task has ended, or its process has."""
-        for call in [call for call, each in self._sessions.items() if each is session]:
+        # The newest first: none that waits begins in the place of one that is stopped.
+        for call in reversed([call for call, each in self._sessions.items() if each is session]):
             del self._sessions[call]
             self._failure_of(call)
             self._forward(Frame(Kind.UNCALL, 0, 0, call, b""))

@@ -12,7 +12,7 @@ import pickle
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,8 @@ class NestedCalls:
         self._engine = engine
         self._default_timeout_s = default_timeout_s
         self._calls: dict[int, _Call] = {}
-        self._by_parent: dict[int, set[int]] = {}
+        self._by_parent: dict[int, dict[int, None]] = {}
+        """In the order of the calls."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -102,12 +103,11 @@ class NestedCalls:
 
     def ended(self, parent: int) -> None:
         """The task has ended, or is being stopped: what it has called is cancelled, and it is told so."""
-        for number in tuple(self._by_parent.get(parent, ())):
-            self._cancel(number)
+        if parent in self._by_parent:
+            self._cancel_each(self._by_parent[parent])
 
     def node_lost(self, node: int) -> None:
-        for number in [number for number, call in self._calls.items() if call.node == node]:
-            self._cancel(number)
+        self._cancel_each(number for number, call in self._calls.items() if call.node == node)
 
     def refuse(self, action: Refuse) -> None:
         """It could never start."""
@@ -138,11 +138,16 @@ class NestedCalls:
     def _take(self, number: int) -> _Call | None:
         call = self._calls.pop(number, None)
         if call is not None:
-            siblings = self._by_parent.get(call.parent, set())
-            siblings.discard(number)
+            siblings = self._by_parent.get(call.parent, {})
+            siblings.pop(number, None)
             if not siblings:
                 self._by_parent.pop(call.parent, None)
         return call
+
+    def _cancel_each(self, numbers: Iterable[int]) -> None:
+        """The newest first: none that waits begins in the place of one that was stopped."""
+        for number in reversed(list(numbers)):
+            self._cancel(number)
 
     def _cancel(self, number: int) -> None:
         call = self._take(number)
@@ -200,7 +205,7 @@ class NestedCalls:
             self._cancel(call.number)
             return False
         call.parent = parent
-        self._by_parent.setdefault(parent, set()).add(call.number)
+        self._by_parent.setdefault(parent, {})[call.number] = None
         return True
 
     def _task_of(self, call: _Call, asked: NestedCall, blobs: Mapping[bytes, Blob]) -> Callable[[], None]:

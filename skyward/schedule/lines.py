@@ -27,7 +27,8 @@ class Lines(Generic[E]):
     """Entries in order. Those of one `line` may go to the same nodes, so what keeps the first back keeps all."""
 
     def __init__(self) -> None:
-        self._lines: dict[Hashable, deque[E]] = {}
+        self.by_key: dict[Hashable, deque[E]] = {}
+        """None of them is empty. For those who ask often whether anything waits."""
         self._first = 0
         self._last = 0
 
@@ -35,9 +36,9 @@ class Lines(Generic[E]):
         """`is_urgent`: behind others that are, and in front of all that are not. Those have lines of their own."""
         self._last += 1
         entry.turn = (not is_urgent, self._last)
-        line = self._lines.get(entry.line)
+        line = self.by_key.get(entry.line)
         if line is None:
-            self._lines[entry.line] = deque((entry,))
+            self.by_key[entry.line] = deque((entry,))
         else:
             line.append(entry)
 
@@ -45,31 +46,28 @@ class Lines(Generic[E]):
         """In front of all others."""
         self._first -= 1
         entry.turn = (0, self._first)
-        self._lines.setdefault(entry.line, deque()).appendleft(entry)
+        self.by_key.setdefault(entry.line, deque()).appendleft(entry)
 
     def remove(self, entry: E) -> None:
-        line = self._lines[entry.line]
+        line = self.by_key[entry.line]
         if line[0] is entry:
             line.popleft()
         else:
             line.remove(entry)
         if not line:
-            del self._lines[entry.line]
+            del self.by_key[entry.line]
 
     def oldest(self, closed: set[Hashable]) -> E | None:
         """The first of all whose line is not in `closed`."""
         best: E | None = None
-        for key, line in self._lines.items():
+        for key, line in self.by_key.items():
             if key not in closed and (best is None or line[0].turn < best.turn):
                 best = line[0]
         return best
 
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self.by_key.values()))
 
     def __iter__(self) -> Iterator[E]:
         """All, in no order; the iteration is over a copy."""
-        return iter([entry for line in self._lines.values() for entry in line])
+        return iter([entry for line in self.by_key.values() for entry in line])

@@ -269,12 +269,12 @@ class Scheduler:
         if expected_ns is not None and expected_ns < self._mean_ns:
             self._mean_ns, self._has_mean = expected_ns, True
         made = _Task(task, nodes, retries, in_advance and parent is None, parent=parent)
-        if self._are_gone(nodes):
+        if not self._open if nodes is None else self._are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
         self._tasks[task] = made
         if parent is not None:
             return self._submit_nested(made)
-        if not self._queue:  # the common case: nothing waits, so it takes any room there is
+        if not self._queue.by_key:  # the common case: nothing waits, so it takes any room there is
             actions: list[Action] = []
             if not self._place_task(made, _NOTHING_RESERVED, actions):
                 self._queue.append(made)
@@ -397,7 +397,7 @@ class Scheduler:
     def _place(self) -> list[Action]:
         actions: list[Action] = []
         queue = self._queue
-        if queue:
+        if queue.by_key:
             reserved: set[int] = set()
             closed: set[Hashable] = set()
             while self._has_room(reserved) and (entry := queue.oldest(closed)) is not None:
@@ -412,7 +412,7 @@ class Scheduler:
                     if isinstance(entry, _Task) and not entry.in_advance:
                         # No slot is free for it, and nothing that can wait on the node overtakes it.
                         reserved.update(self._open if entry.nodes is None else entry.nodes)
-        if not queue:
+        if not queue.by_key:
             self._rebalance(actions)
         return actions
 

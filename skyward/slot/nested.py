@@ -137,7 +137,7 @@ class Caller:
             thread.join(_JOIN_S)
 
     def _give_up(self, error: BaseException | None = None) -> None:
-        for number in list(self._futures):
+        for number in reversed(list(self._futures)):  # none that waits begins in the place of one that is stopped
             future = self._futures.pop(number, None)
             if future is not None and error is not None:
                 future.settle_error(error)
