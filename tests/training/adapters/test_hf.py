@@ -22,6 +22,7 @@ from skyward.training import (
     TrainerCallback,
 )
 from skyward.training.adapters.hf import HFCallbacks
+from skyward.training.evaluation import AsyncEvaluation
 from tests.training.events import scalars_in, without_tensorflow
 
 from .recording import Adds, Asks, Counts, Recorder
@@ -371,3 +372,15 @@ def test_it_is_hfs_callback_and_holds_a_handler(tmp_path: Path) -> None:
     assert len(other.callbacks) == 0
     assert type(one)() is one
     assert type(other)() is other
+
+
+def test_evaluation_beside_training_is_told_at_the_step_that_was_scored(tmp_path: Path) -> None:
+    def score(model: Line, data: torch.Tensor) -> dict[str, float]:
+        return {"loss": float((model.a.detach() * data).sum())}
+
+    evaluation = AsyncEvaluation(Line, score, torch.ones(2), eval_strategy="steps", eval_steps=5, gate="sync")
+    run = trainer(tmp_path, HFCallbacks([evaluation]))
+    run.train()
+    assert [(each.step, each.status) for each in evaluation.history] == [(5, "ok"), (10, "ok")]
+    rows = [row["step"] for row in run.state.log_history if "eval_loss" in row]
+    assert rows == [5, 10]
