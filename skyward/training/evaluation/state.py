@@ -45,7 +45,7 @@ def is_sharded(model: Any) -> bool:
     """Whether ranks hold parts of it, so that its state is gathered by all of them."""
     if any(callable(getattr(each, "to_local", None)) for each in model.parameters()):
         return True
-    return any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules())
+    return _is_fsdp1(model)
 
 
 def frozen_sample(model: Any) -> Any:
@@ -74,12 +74,21 @@ def halved(state: Any) -> Any:
 
 
 def _gathered(model: Any, parts: bool) -> dict[str, Any]:
+    import torch
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     # With both, each tensor is gathered, taken to the host by rank 0, and freed: no rank holds the whole on its device.
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=parts)
+    # FSDP1 in host memory dies of it (torch 2.13): there all ranks get the whole, and the others drop it.
+    is_here = _is_fsdp1(model) and all(each.device.type == "cpu" for each in model.parameters())
+    options = StateDictOptions(full_state_dict=True, cpu_offload=not is_here, ignore_frozen_params=parts)
     state = get_model_state_dict(model, options=options)
+    if is_here and torch.distributed.get_rank() != 0:
+        return {}
     return {_plain_name(name): value for name, value in state.items()}
+
+
+def _is_fsdp1(model: Any) -> bool:
+    return any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules())
 
 
 def _plain_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,14 @@ from tests.training.evaluation.parts import ByHand, make_model, norm_of, scored
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    cases = [of_ddp, of_sharded_parameters, skipped_ones_gather_nothing, one_that_fails, in_the_trainer]
+    cases = [
+        of_ddp,
+        of_sharded_parameters,
+        of_flat_parameters,
+        skipped_ones_gather_nothing,
+        one_that_fails,
+        in_the_trainer,
+    ]
     return run_cases(cases, world=2, folder=tmp_path_factory.mktemp("states"))
 
 
@@ -128,7 +136,16 @@ def of_sharded_parameters(ranks: Any, place: Path) -> Any:
     return _evaluated(ranks, model, model)
 
 
-@pytest.mark.parametrize("case", ["of_ddp", "of_sharded_parameters"])
+def of_flat_parameters(ranks: Any, place: Path) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather have FSDP2, and an accelerator
+        model = FullyShardedDataParallel(whole_model(), device_id=torch.device("cpu"), use_orig_params=True)
+        return _evaluated(ranks, model, model)
+
+
+@pytest.mark.parametrize("case", ["of_ddp", "of_sharded_parameters", "of_flat_parameters"])
 def test_ranks_evaluate_the_whole_model_on_rank_0(said: Said, case: str) -> None:
     first, second = said[case]
     assert first[:2] == ("ok", ""), first
