@@ -191,7 +191,9 @@ class _Skyward:
 
     def load(self, folder: Path) -> State:
         self.coordinator.load_checkpoint(folder)
-        return self.holder.state
+        # Kept, it would be freed within the next save, and its time taken for the save's.
+        loaded, self.holder.state = self.holder.state, {}
+        return loaded
 
 
 class Orbax:

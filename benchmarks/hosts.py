@@ -98,8 +98,9 @@ def _calls(name: str, caller: Caller, found: Findings, *, count: int) -> None:
 
 
 def _rates(name: str, caller: Caller, found: Findings) -> None:
-    # The peers are slow: fewer calls say the same. A round trip of the relay's must not be much of the whole.
-    relayed, slow = (4 * PIPELINED, 256 * MAP_ITEMS), (PIPELINED // 4, MAP_ITEMS // 64)
+    # The peers are slow: fewer calls say the same. A round trip of the relay's must not be much of the whole: this map
+    # takes two seconds.
+    relayed, slow = (4 * PIPELINED, 1024 * MAP_ITEMS), (PIPELINED // 4, MAP_ITEMS // 64)
     rows = {"near": relayed, "relayed": relayed, "far": relayed, "ray": slow, "dask": slow}
     count, map_count = rows.get(name, (PIPELINED, MAP_ITEMS))
     items = range(map_count)
