@@ -48,11 +48,14 @@ def collect_garbage(root: str = "") -> list[str]:
     """Remove the folders of connections that ended long ago; which they were."""
     found = []
     root = root or _root()
+    os.utime(root)
+    # The file system's: by a wrong clock of ours a folder that was made a moment ago would be old.
+    now = os.stat(root).st_mtime
     for name in os.listdir(root):
         path = os.path.join(root, name)
         with contextlib.suppress(OSError):
             is_used = any(file.endswith(".sock") for file in os.listdir(path)) or _has_owner(path)
-            if not is_used and time.time() - os.stat(path).st_mtime > _OLD_S:
+            if not is_used and now - os.stat(path).st_mtime > _OLD_S:
                 shutil.rmtree(path, ignore_errors=True)
                 found.append(path)
     return found

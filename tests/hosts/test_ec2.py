@@ -102,7 +102,7 @@ def test_instances_boot_run_their_user_data_and_end(
         seen = account.describe(instance)
         assert seen["PublicIpAddress"] == seen["PrivateIpAddress"] == host.address
         assert account.ssh(host, "whoami; sudo whoami").stdout == "ubuntu\nroot\n"
-        until(lambda host=host: _unit(host, "cloud-final") == "active", within_s=60)  # type: ignore[misc]
+        until(lambda host=host: _unit(host, "cloud-final") == "active", within_s=90)  # type: ignore[misc]
         assert host.path("/root/ran").exists(), host.run("systemctl", "status", "cloud-final", check=False).stdout
         assert host.read("/root/ran") == f"root\n{host.name}\n"
     account.api.terminate_instances(InstanceIds=instances)
