@@ -62,8 +62,11 @@ class BackgroundSaves:
             target=self._save, args=(request, taken, after), name=f"save {request.name}", daemon=False
         )
         # Before the copy: one that starts holds the interpreter for its first milliseconds, and would do so at once.
-        self._thread.start()
-        taken.fill(lambda: self._pool.take(states_here(), moment=request.about.get("step")))
+        try:
+            self._thread.start()
+            taken.fill(lambda: self._pool.take(states_here(), moment=request.about.get("step")))
+        finally:
+            taken.settle()  # Ctrl-C may come between the two
         return True
 
     def poll(self) -> str | None:
@@ -130,6 +133,12 @@ class _Taken:
             if self._error is not error:
                 raise
         finally:
+            self._is_filled.set()
+
+    def settle(self) -> None:
+        """Nobody fills it any more."""
+        if not self._is_filled.is_set():
+            self._error = InterruptedError("before the states were copied")
             self._is_filled.set()
 
     def state(self) -> Any:
