@@ -153,14 +153,13 @@ class _Gathered:
         return place
 
     def _walk(self, folder: str, above: list[Rules], may_hold: Callable[[str], bool]) -> Iterator[str]:
-        seen: set[str] = set()
-        waiting = [(folder, above)]
+        waiting: list[tuple[str, list[Rules], tuple[str, ...]]] = [(folder, above, ())]
         while waiting:
-            at, rules = waiting.pop()
+            at, rules, inside = waiting.pop()
             real = os.path.realpath(at)
-            if real in seen:  # a link that leads round
+            if real in inside:  # a link that leads round; one that leads elsewhere is a second name, and travels too
                 continue
-            seen.add(real)
+            inside = (*inside, real)
             rules = [*rules, *rules_in(at)]
             for entry in sorted(_entries(at), key=lambda entry: entry.name):
                 self._count(folder)
@@ -172,7 +171,7 @@ class _Gathered:
                 if not is_folder:
                     yield entry.path
                 elif may_hold(entry.path) and not os.path.exists(os.path.join(entry.path, "pyvenv.cfg")):
-                    waiting.append((entry.path, rules))
+                    waiting.append((entry.path, rules, inside))
 
     def _count(self, folder: str) -> None:
         self._entries += 1
@@ -207,14 +206,15 @@ class _Gathered:
             for folder in path:
                 _add_folder(archive, folder)
             for place, (source, size, mode) in sorted(self._files.items()):
-                if size >= _LARGE and "\n" not in place:
+                if size >= _LARGE and place == place.strip() and "\n" not in place:  # a line can hold it
                     digest = _digest_of(source)
                     objects[digest] = source
                     large.append(f"{digest} {mode:o} {place}\n")
                 else:
                     with open(source, "rb") as file:
                         _add_file(archive, place, file.read(), mode)
-            _add_file(archive, ".objects", "".join(large).encode(), 0o644)
+            # Names as they are, whatever their encoding.
+            _add_file(archive, ".objects", os.fsencode("".join(large)), 0o644)
         archive_bytes = content.getvalue()
         name = hashlib.sha256(archive_bytes).hexdigest()[:16]
         return Code(

@@ -67,7 +67,8 @@ class Payload:
         """May block for seconds: see `packed_uv`."""
         has_all = self.facts.ours is not None and self.users.name in self.facts.users
         uv = self._uv()
-        with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        # What links lead to, not the links: what they lead to is here only.
+        with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT, dereference=True) as archive:
             if not has_all:
                 self._add_environments(archive)
                 if not uv and (packed := self._packed_uv()):

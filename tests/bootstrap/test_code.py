@@ -177,6 +177,12 @@ def test_a_link_that_leads_round_ends(tmp_path: Path) -> None:
     assert names_in(gathered(tmp_path)) == ["work/package/m.py"]
 
 
+def test_a_second_name_of_a_folder_travels_too(tmp_path: Path) -> None:
+    write(tmp_path, v1__m="")
+    (tmp_path / "latest").symlink_to("v1")
+    assert names_in(gathered(tmp_path)) == ["work/latest/m.py", "work/v1/m.py"]
+
+
 # --- on the node ------------------------------------------------------------------------------------------------
 
 
@@ -203,11 +209,18 @@ def test_code_lies_in_front_of_the_path_and_its_folder_is_the_working_folder(
     (project / "run.sh").write_text("#!/bin/sh\necho ran")
     (project / "run.sh").chmod(0o755)
     (project / "large.bin").write_bytes(os.urandom(300_000))
-    image = Image(pip=["alpha"], pip_index_url=index.url, includes=["table.txt", "run.sh", "large.bin"])
+    (project / "data").mkdir()
+    (project / "data" / "link.bin").symlink_to("../large.bin")
+    names = [b"no \xff utf-8", b"space at the end "]
+    for name in names:
+        Path(os.fsdecode(bytes(project / "data") + b"/" + name)).write_bytes(os.urandom(300_000))
+    includes = ["table.txt", "run.sh", "large.bin", "data"]
+    image = Image(pip=["alpha"], pip_index_url=index.url, includes=includes)
     ready = make_ready(scratch, image, gathered(project, image), "a")
     assert run_there(ready, "import alpha; print(alpha.VALUE, open('table.txt').read())") == "mine 42"
     assert run_there(ready, "import subprocess; print(subprocess.check_output('./run.sh').decode())") == "ran"
-    assert (Path(ready.cwd) / "large.bin").read_bytes() == (project / "large.bin").read_bytes()
+    for path in ("large.bin", "data/link.bin", *(os.fsdecode(b"data/" + name) for name in names)):
+        assert (Path(ready.cwd) / path).read_bytes() == (project / path).read_bytes()
 
 
 def test_code_is_sent_once_and_after_an_edit_only_what_changed(
