@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ipaddress
+import math
+import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,7 +24,11 @@ from .remote import Node, Place, bring_up, end
 
 __all__ = ["SSH", "SSHHost"]
 
-_HOST = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<host>\[[0-9a-fA-F:]+\]|[^:@\s\[\]]+)(?::(?P<port>\d+))?")
+# With an IPv6 address in brackets, or bare where no port follows: as for `ssh`, all of it is the address then.
+_HOST = re.compile(
+    r"(?:ssh://)?(?:(?P<user>[^\s:/]+)@)?"
+    r"(?:\[(?P<ip>[^\s\[\]]+)\]|(?P<bare>[^@\s\[\]/]*:[^@\s\[\]/]*:[^@\s\[\]/]*)|(?P<host>[^:@\s\[\]/]+))(?::(?P<port>\d+))?"
+)
 _KNOWN_HOSTS = "~/.ssh/known_hosts"
 _CONNECT_S = 30.0
 """Seconds for a host to answer that is expected to be up, or in whose place there is another. One that was lost and
@@ -41,7 +48,7 @@ class SSHHost:
     host: str
     user: str | None = None
     port: int | None = None
-    key_file: str | None = None
+    key_file: str | os.PathLike[str] | None = None
     jump: str | None = None
     host_keys: str | Sequence[str] | None = None
     private_address: str = ""
@@ -87,9 +94,9 @@ class SSH:
     hosts: Sequence[str | SSHHost | Mapping[str, Any]]
     user: str | None = None
     port: int | None = None
-    key_file: str | None = None
+    key_file: str | os.PathLike[str] | None = None
     jump: str | None = None
-    config_file: str | None = None
+    config_file: str | os.PathLike[str] | None = None
     host_keys: str | Sequence[str] = "known_hosts"
     lease_s: float = 60.0
     transport: Transport | None = None
@@ -97,13 +104,14 @@ class SSH:
     def __post_init__(self) -> None:
         if isinstance(self.hosts, str | Mapping) or not self.hosts:
             raise UsageError(f'SSH.hosts: {self.hosts!r}; it is a list of hosts, such as ["gpu1", "me@10.0.0.2:2222"]')
-        if isinstance(self.lease_s, bool) or not isinstance(self.lease_s, int | float) or not self.lease_s > 0:
-            raise UsageError(f"SSH.lease_s: {self.lease_s!r}; it is a number of seconds > 0")
+        lease_s = self.lease_s
+        if isinstance(lease_s, bool) or not isinstance(lease_s, int | float) or not 0 < lease_s < math.inf:
+            raise UsageError(f"SSH.lease_s: {lease_s!r}; it is a number of seconds > 0")
         if self.transport not in (None, "openssh", "paramiko"):
             raise UsageError(f'SSH.transport: {self.transport!r}; it is "openssh", "paramiko" or None')
         hosts = tuple(_host(host) for host in self.hosts)
         object.__setattr__(self, "hosts", hosts)
-        if not isinstance(self.host_keys, str):
+        if not isinstance(self.host_keys, str) and isinstance(self.host_keys, Sequence):
             object.__setattr__(self, "host_keys", tuple(self.host_keys))
         twice = sorted({str(t) for t in self.targets if self.targets.count(t) > 1})
         if twice:
@@ -127,9 +135,9 @@ class SSH:
             host=host.host,
             user=either("user"),
             port=either("port"),
-            key_file=either("key_file"),
+            key_file=_path(either("key_file")),
             jump=either("jump"),
-            config_file=self.config_file,
+            config_file=_path(self.config_file),
             host_keys=_host_keys(either("host_keys")),
         )
         return Place(target=target, private_address=host.private_address)
@@ -204,10 +212,26 @@ def _host(host: object) -> SSHHost:
             raise UsageError(f"SSH.hosts: {dict(host)!r}; it has `host` and may have {', '.join(sorted(known))}")
         return SSHHost(**host)
     match = _HOST.fullmatch(host) if isinstance(host, str) else None
-    if match is None:
-        raise UsageError(f'SSH.hosts: {host!r}; a host is "name", "user@name", "user@name:port" or an SSHHost')
+    address = match and (match["ip"] or match["bare"])
+    if match is None or (address and not _is_ipv6(address)):
+        raise UsageError(
+            f'SSH.hosts: {host!r}; a host is "name", "user@name", "user@name:port" or an SSHHost; an IPv6 address with '
+            'a port stands in brackets: "user@[fd00::2]:22"'
+        )
     port = int(match["port"]) if match["port"] else None
-    return SSHHost(host=match["host"].strip("[]"), user=match["user"], port=port)
+    return SSHHost(host=address or match["host"], user=match["user"], port=port)
+
+
+def _is_ipv6(address: str) -> bool:
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def _path(given: str | os.PathLike[str] | None) -> str | None:
+    return os.fspath(given) if isinstance(given, os.PathLike) else given
 
 
 def _are(hosts: int) -> str:
@@ -219,7 +243,8 @@ def _host_keys(given: str | Sequence[str]) -> HostKeys:
         return HostKeys()
     if given == "accept-new":
         return HostKeys(policy="pin", file=_KNOWN_HOSTS)
-    if isinstance(given, str) and " " not in given and not given.startswith("SHA256:"):
+    is_word = isinstance(given, str) and " " not in given and not given.startswith("SHA256:")
+    if is_word or not isinstance(given, Sequence) or not given or not all(isinstance(key, str) for key in given):
         raise UsageError(f'SSH.host_keys: {given!r}; it is "known_hosts", "accept-new" or a list of keys')
     return HostKeys(policy="given", keys=(given,) if isinstance(given, str) else tuple(given))
 

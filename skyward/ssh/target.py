@@ -77,14 +77,20 @@ class Target:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not re.fullmatch(r"[^-\s'\"][^\s'\"]*", value)):
                 raise UsageError(f"Target.{name}: {value!r} is no name of a {'user' if name == 'user' else 'host'}")
-        if self.port is not None and (isinstance(self.port, bool) or not 0 < self.port < 65536):
+        for name in ("key_file", "config_file"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise UsageError(f"Target.{name}: {value!r}; it is the path of a file")
+        port = self.port
+        if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536):
             raise UsageError(f"Target.port: {self.port!r}; it is a number from 1 to 65535")
         if not self.connect_timeout_s > 0:
             raise UsageError(f"Target.connect_timeout_s: {self.connect_timeout_s!r}; it is a number of seconds > 0")
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""
-        return f"{user}{self.host}:{self.port}" if self.port else f"{user}{self.host}"
+        host = f"[{self.host}]" if self.port and ":" in self.host else self.host
+        return f"{user}{host}:{self.port}" if self.port else f"{user}{host}"
 
     def to_json(self) -> str:
         """For the command line of a process of ours: there is nothing secret in it."""

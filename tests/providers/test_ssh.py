@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import math
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from skyward.events import Event, PoolStarted, ignore
 from skyward.machine import PoolSpec
 from skyward.providers import load
 from skyward.providers.ssh import SSH, SSHHost
+from skyward.ssh import Target
 from skyward.ssh.connection import Transport
 from tests.bootstrap.packages import serve
 from tests.providers.conftest import Hosts
@@ -42,6 +44,9 @@ def test_hosts_are_read_as_ssh_reads_them() -> None:
     provider = SSH(hosts=["gpu1", "me@10.0.0.2:2222", SSHHost(host="gpu3", user="you", key_file="k")], user="all")
     assert [str(target) for target in provider.targets] == ["all@gpu1", "me@10.0.0.2:2222", "you@gpu3"]
     assert provider.targets[2].key_file == "k"
+    others = SSH(hosts=["fd00::2", "me@[fe80::1%eth0]:2222", "ssh://me@gpu4:2222", "me@corp@gpu5"], key_file=Path("k"))
+    assert [str(t) for t in others.targets] == ["fd00::2", "me@[fe80::1%eth0]:2222", "me@gpu4:2222", "me@corp@gpu5"]
+    assert Target.from_json(others.targets[1].to_json()) == others.targets[1]  # as its processes are told
 
 
 def test_hosts_may_be_tables_of_a_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +54,7 @@ def test_hosts_may_be_tables_of_a_configuration_file(tmp_path: Path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     Path("skyward.toml").write_text(
         '[providers.lab]\ntype = "ssh"\nhosts = ["gpu1", { host = "gpu2", port = 2222 }]\nuser = "me"\n'
+        'key_file = "~/.ssh/lab"\n'
         '[pools.train]\nprovider = "lab"\nnodes = 2\n'
     )
     pool = sky.ComputePool.named("train")
@@ -69,6 +75,11 @@ def test_hosts_may_be_tables_of_a_configuration_file(tmp_path: Path, monkeypatch
         ({"hosts": ["gpu1"], "transport": "telnet"}, "SSH.transport"),
         ({"hosts": ["gpu1"], "host_keys": "off"}, "SSH.host_keys"),
         ({"hosts": ["gpu1"], "port": 70000}, "port"),
+        ({"hosts": ["gpu1"], "port": "22"}, "port"),
+        ({"hosts": ["gpu1"], "key_file": 5}, "key_file"),
+        ({"hosts": ["gpu1"], "host_keys": 5}, "SSH.host_keys"),
+        ({"hosts": ["gpu1"], "lease_s": math.inf}, "SSH.lease_s"),
+        ({"hosts": ["a:b:22"]}, "IPv6 address"),
     ],
 )
 def test_a_field_that_is_not_legal_is_named(fields: dict[str, object], named: str) -> None:
