@@ -48,12 +48,19 @@ variable() { # NAME COMMAND: what the command prints; newlines cannot stand in a
 # The folder of one pool's node: short (a socket's path has 108 bytes at most), and nobody else's.
 make_folder() { # NAME
     base=/tmp/skyward-$(id -u)
-    mkdir -m 700 "$base" 2>/dev/null
+    if ! mkdir -m 700 "$base" 2>/dev/null && [ ! -e "$base" ] && [ ! -L "$base" ]; then
+        say problem "$base cannot be made: /tmp must be writable, with room left"
+        return 1
+    fi
     if [ ! -d "$base" ] || [ ! -O "$base" ] || [ -L "$base" ]; then
         say problem "$base belongs to another user; remove it"
         return 1
     fi
-    mkdir -p "$base/$1" && say folder "$base/$1"
+    if ! mkdir -p "$base/$1"; then
+        say problem "$base/$1 cannot be made: /tmp must be writable, with room left"
+        return 1
+    fi
+    say folder "$base/$1"
 }
 
 has_code() { # NAME OBJECTS: is all of the user's code here?

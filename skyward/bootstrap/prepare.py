@@ -31,6 +31,10 @@ _SESSION_VARIABLES = re.compile(
     r"SSH_.*|XDG_SESSION_.*|XDG_RUNTIME_DIR|_|PWD|OLDPWD|SHLVL|LS_COLORS|MAIL|MOTD_SHOWN|SKYWARD_RUN|SKYWARD_NODE"
 )
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_SHELL_ADVICE = (
+    "`ssh <host> echo here` must print `here` at its end: an account that may not log in, or a start-up file of its "
+    "shell that ends it or starts another program, does not let it"
+)
 _ADVICE = (
     ("no space left on device|disk quota exceeded", "free some of its disk, or clear the cache: skyward gc --cache"),
     (
@@ -171,8 +175,9 @@ class _Bootstrap:
         if facts.problem:
             raise self._phases.fail(facts.problem)
         if not facts.is_whole:
-            self._phases.output(text_of(done.stderr))
-            raise self._phases.fail(f"the shell there ended with code {done.code} and did not answer")
+            for line in [*text_of(done.stdout).splitlines(), *text_of(done.stderr).splitlines()]:
+                self._phases.output(line)  # such as that the account may not log in
+            raise self._phases.fail(f"the shell there ended with code {done.code} and did not answer", _SHELL_ADVICE)
         self._phases.end()
         return facts
 

@@ -11,6 +11,9 @@ say cores "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 
 say memory_kib "$(sed -n 's/^MemTotal: *\([0-9]*\).*/\1/p' /proc/meminfo 2>/dev/null)"
 
 mkdir -p "$platform" || say problem "$platform cannot be made: the home of $(id -un) must be writable"
+for tool in tar gzip timeout; do
+    command -v "$tool" >/dev/null || say problem "there is no \`$tool\` on this machine, and it is needed: install it there"
+done
 say free_kib "$(df -Pk "$platform" 2>/dev/null | awk 'NR == 2 { print $4 }')"
 
 eval_vars # by the client: one `variable` for each of the image's shell_vars

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -328,6 +329,34 @@ def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     node = ScratchNode(tmp_path / "node", variables={"XDG_CACHE_HOME": "/proc/nowhere"})
     with pytest.raises(BootstrapFailed, match=r"probe failed.*must be writable"):
         make_ready(node, Image())
+
+
+def test_a_tool_that_the_machine_has_not_is_named(scratch: ScratchNode) -> None:
+    for tool in ("uname", "id", "mkdir", "cat", "tr", "sed", "df", "awk", "gzip", "timeout", "dpkg-query", "sh"):
+        if found := shutil.which(tool, path="/usr/bin:/bin"):
+            (scratch.bin / tool).symlink_to(found)
+    scratch.variables["PATH"] = str(scratch.bin)
+    with pytest.raises(BootstrapFailed, match="there is no `tar` on this machine"):
+        make_ready(scratch, Image())
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_what_is_needed(scratch: ScratchNode) -> None:
+    path = Path(f"/tmp/skyward-{os.getuid()}/test-0")
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(exist_ok=True)
+    (path / "file").touch()
+    text = (files("skyward.bootstrap") / "node.sh").read_text()
+    done = scratch(f"{text}\nmake_folder test-0/file/x", timeout_s=20)
+    assert f"{path}/file/x cannot be made: /tmp must be writable" in done.stdout.decode()
+    assert done.code == 1
+
+
+def test_a_login_shell_that_ends_by_itself_is_named_with_what_it_says(scratch: ScratchNode) -> None:
+    def ending(command: str, **options: object) -> object:
+        return scratch("echo This account is not available.; exit 1", **options)  # type: ignore[arg-type]
+
+    with pytest.raises(BootstrapFailed, match=r"did not answer(?s:.)*This account is not(?s:.)*`ssh <host> echo here`"):
+        prepare(ending, Image(), emit=ignore, node=0, folder="test-0/a")  # type: ignore[arg-type]
 
 
 def test_a_login_shell_that_talks_does_not_disturb(scratch: ScratchNode, index: Index) -> None:
