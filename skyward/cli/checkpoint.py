@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .groups import add_group
+
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
@@ -36,15 +38,9 @@ export_checkpoint()
 
 
 def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "checkpoint",
-        help=HELP,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    actions = add_group(
+        subcommands, "checkpoint", summary=HELP, description=DESCRIPTION, epilog=EPILOG, members="actions"
     )
-    parser.set_defaults(run=lambda _: _help(parser))
-    actions = parser.add_subparsers(title="actions", metavar="ACTION")
     ls = actions.add_parser("ls", help="the whole checkpoints of a run, the oldest first")
     ls.add_argument("output_dir")
     ls.set_defaults(run=_refusing(_ls))
@@ -88,11 +84,6 @@ def _refusing(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
             return 1
 
     return run
-
-
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help()
-    return 0
 
 
 def _ls(arguments: argparse.Namespace) -> int:

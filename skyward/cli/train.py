@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from . import train_control, train_report, train_watch
+from .groups import add_group
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -36,19 +37,6 @@ from Python: skyward.training.control.find(), runs(), sweep(); skyward.training.
 
 
 def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "train",
-        help=HELP,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=lambda _: _help(parser))
-    own = parser.add_subparsers(title="commands", metavar="COMMAND")
+    own = add_group(subcommands, "train", summary=HELP, description=DESCRIPTION, epilog=EPILOG, members="commands")
     for command in COMMANDS:
         command.add_to(own)
-
-
-def _help(parser: argparse.ArgumentParser) -> int:
-    parser.print_help()
-    return 0

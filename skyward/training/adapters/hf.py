@@ -36,7 +36,7 @@ from ..bus import CallbackHandler
 from ..callbacks.metrics import is_summary
 from ..events import TrainerControl
 from .json_state import from_json, to_json
-from .model import load_framework, plain, unwrapped, warn_of_silence
+from .model import class_at_first_use, load_framework, plain, unwrapped, warn_of_silence
 
 __all__ = ["HFCallbacks", "HFTranslation", "on_the_stack"]
 
@@ -280,22 +280,21 @@ def _aborted(control: Any) -> Any:
     return type(kind.__name__, (kind,), {"_aborted": True, "__setattr__": assign})()
 
 
-def _build() -> type:
-    """The class: HF's base classes are known when someone asks for it.
+def _bases() -> tuple[type, ...]:
+    hf = load_framework("transformers.trainer_callback", extra="transformers")
+    return HFTranslation, hf.TrainerCallback, hf.ExportableState
+
+
+def _of_a_class_of_its_own(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Its `__new__`. Each object has a class of its own, whose constructor gives that object.
 
     HF restores a callback's state by making a new object of its class, `type(callback)(**args)`, which could not know
-    the callbacks that the user gave. So each object has a class of its own, whose constructor gives that object.
+    the callbacks that the user gave.
     """
-    hf = load_framework("transformers.trainer_callback", extra="transformers")
-
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if "_only" not in cls.__dict__:
-            cls = type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__})
-            cls._only = object.__new__(cls)
-        return cls._only
-
-    body = {"__new__": new, "__doc__": HFCALLBACKS_DOC, "__module__": __name__}
-    return type("HFCallbacks", (HFTranslation, hf.TrainerCallback, hf.ExportableState), body)
+    if "_only" not in cls.__dict__:
+        cls = type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__})
+        cls._only = object.__new__(cls)
+    return cls._only
 
 
 HFCALLBACKS_DOC = """A callback of transformers' `Trainer` that runs ours. One for a trainer, with all of them in it.
@@ -314,9 +313,10 @@ if TYPE_CHECKING:
         __doc__ = HFCALLBACKS_DOC
 
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name != "HFCallbacks":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = built = _build()
-        return built
+    __getattr__ = class_at_first_use(
+        __name__,
+        "HFCallbacks",
+        HFCALLBACKS_DOC,
+        _bases,
+        __new__=_of_a_class_of_its_own,
+    )

@@ -37,7 +37,7 @@ from ...errors import UsageError
 from ..agree import Ranks
 from ..bus import CallbackHandler
 from .json_state import from_json, to_json
-from .model import load_framework, unwrapped, warn_of_silence
+from .model import class_at_first_use, load_framework, unwrapped, warn_of_silence
 from .run import Run, as_eval_metrics
 
 __all__ = ["KerasCallbacks", "KerasTranslation"]
@@ -351,11 +351,6 @@ def _newest(folder: str) -> str:
     return os.path.join(folder, found[max(found)])
 
 
-def _build() -> type:
-    base = load_framework("keras", extra="keras").callbacks.Callback
-    return type("KerasCallbacks", (KerasTranslation, base), {"__doc__": KERASCALLBACKS_DOC, "__module__": __name__})
-
-
 KERASCALLBACKS_DOC = """A callback of Keras's `fit`, `evaluate` and `predict` that runs ours. All of them in one.
 
     callbacks: as our `Trainer` takes them.
@@ -378,9 +373,9 @@ if TYPE_CHECKING:
         __doc__ = KERASCALLBACKS_DOC
 
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name != "KerasCallbacks":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = built = _build()
-        return built
+    __getattr__ = class_at_first_use(
+        __name__,
+        "KerasCallbacks",
+        KERASCALLBACKS_DOC,
+        lambda: (KerasTranslation, load_framework("keras", extra="keras").callbacks.Callback),
+    )

@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..agree import Ranks
 from ..bus import CallbackHandler
-from .model import load_framework, plain, unwrapped
+from .model import class_at_first_use, load_framework, plain, unwrapped
 from .run import Run, as_eval_metrics
 
-__all__ = ["LightningCallbacks", "LightningTranslation", "lightning_package"]
+__all__ = ["LightningCallbacks", "LightningTranslation", "lightning_callback", "lightning_package"]
 
 _log = logging.getLogger(__name__)
 
@@ -356,10 +356,9 @@ def lightning_package() -> str:
     return "pytorch_lightning" if is_old else "lightning.pytorch"
 
 
-def _build() -> type:
-    base = load_framework(f"{lightning_package()}.callbacks", extra="lightning").Callback
-    body = {"__doc__": LIGHTNINGCALLBACKS_DOC, "__module__": __name__}
-    return type("LightningCallbacks", (LightningTranslation, base), body)
+def lightning_callback() -> Any:
+    """Lightning's base class of callbacks. Raises: MissingDependency."""
+    return load_framework(f"{lightning_package()}.callbacks", extra="lightning").Callback
 
 
 LIGHTNINGCALLBACKS_DOC = """A callback of Lightning's `Trainer` that runs ours. One for a trainer, all of them in it.
@@ -382,9 +381,9 @@ if TYPE_CHECKING:
         __doc__ = LIGHTNINGCALLBACKS_DOC
 
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name != "LightningCallbacks":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = built = _build()
-        return built
+    __getattr__ = class_at_first_use(
+        __name__,
+        "LightningCallbacks",
+        LIGHTNINGCALLBACKS_DOC,
+        lambda: (LightningTranslation, lightning_callback()),
+    )

@@ -1,11 +1,12 @@
-"""What every adapter needs: the framework's module, the user's model under its wrappers, logs that JSON can hold, and
-a word about events that the framework does not have.
+"""What every adapter needs: the framework's module, a class over one of its own, the user's model under its wrappers,
+logs that JSON can hold, and a word about events that the framework does not have.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -13,7 +14,7 @@ from ...errors import MissingDependency
 from ..bus import CallbackHandler, callback_name
 from ..events import EVENTS
 
-__all__ = ["load_framework", "plain", "unwrapped", "warn_of_silence"]
+__all__ = ["class_at_first_use", "load_framework", "plain", "unwrapped", "warn_of_silence"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +29,24 @@ def load_framework(module: str, *, extra: str) -> Any:
             f"`pip install 'skyward[{extra}]'`",
             name=module,
         ) from error
+
+
+def class_at_first_use(
+    module: str, name: str, doc: str, bases: Callable[[], tuple[type, ...]], **body: Any
+) -> Callable[[str], Any]:
+    """Gives the `__getattr__` (PEP 562) of a module that has a class over one of a framework's.
+
+    module: its `__name__`. bases: called when `name` is first asked for; imports the framework.
+    """
+
+    def get(asked: str) -> Any:
+        if asked != name:
+            raise AttributeError(f"module {module!r} has no attribute {asked!r}")
+        made = type(name, bases(), {"__doc__": doc, "__module__": module, **body})
+        setattr(sys.modules[module], name, made)  # found without us from now on
+        return made
+
+    return get
 
 
 def unwrapped(model: Any) -> Any:

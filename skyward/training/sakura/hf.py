@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import UsageError
 from ..adapters.hf import on_the_stack
-from ..adapters.model import load_framework, plain
+from ..adapters.model import class_at_first_use, load_framework, plain
 from ..agree import Ranks, ranks_of_this_process
 from ..callbacks.lines import write_line
 from .ranked import RANKS_TIMEOUT_S, RankedEvaluator
@@ -308,12 +308,6 @@ def _line(record: EvaluationRecord) -> str:
     return f"evaluation of step {record.step}{epoch}: {told} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"
 
 
-def _build() -> type:
-    base = load_framework("transformers.trainer_callback", extra="transformers").TrainerCallback
-    body = {"__doc__": SAKURAHFCALLBACK_DOC, "__module__": __name__}
-    return type("SakuraHFCallback", (SakuraHF, base), body)
-
-
 SAKURAHFCALLBACK_DOC = """A callback of transformers' `Trainer` that evaluates beside training.
 
     All arguments are keywords. It is used for one run at a time, and may be used for several, one after another.
@@ -360,9 +354,9 @@ if TYPE_CHECKING:
         __doc__ = SAKURAHFCALLBACK_DOC
 
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name != "SakuraHFCallback":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = built = _build()
-        return built
+    __getattr__ = class_at_first_use(
+        __name__,
+        "SakuraHFCallback",
+        SAKURAHFCALLBACK_DOC,
+        lambda: (SakuraHF, load_framework("transformers.trainer_callback", extra="transformers").TrainerCallback),
+    )

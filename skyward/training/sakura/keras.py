@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...errors import UsageError
 from ..adapters.hf import on_the_stack
 from ..adapters.keras import KerasTranslation
-from ..adapters.model import load_framework, plain
+from ..adapters.model import class_at_first_use, load_framework, plain
 from ..agree import Alone, Ranks, ranks_of_this_process
 from ..callbacks.lines import write_line
 from .keras_monitors import KerasMonitors, load_weights_anywhere, values_of
@@ -397,12 +397,6 @@ def _line(record: EvaluationRecord) -> str:
     return f"{epoch}: {told} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"
 
 
-def _build() -> type:
-    base = load_framework("keras", extra="keras").callbacks.Callback
-    body = {"__doc__": SAKURAKERASCALLBACK_DOC, "__module__": __name__}
-    return type("SakuraKerasCallback", (SakuraKeras, base), body)
-
-
 SAKURAKERASCALLBACK_DOC = """A callback of Keras's `fit` that evaluates beside training, at the end of each epoch.
 
     model_factory: makes the architecture that is trained, with its weights there (`keras.Input`, or built); called by a
@@ -447,9 +441,9 @@ if TYPE_CHECKING:
         __doc__ = SAKURAKERASCALLBACK_DOC
 
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name != "SakuraKerasCallback":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = built = _build()
-        return built
+    __getattr__ = class_at_first_use(
+        __name__,
+        "SakuraKerasCallback",
+        SAKURAKERASCALLBACK_DOC,
+        lambda: (SakuraKeras, load_framework("keras", extra="keras").callbacks.Callback),
+    )

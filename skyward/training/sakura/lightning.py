@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import UsageError
-from ..adapters.lightning import LightningTranslation, lightning_package
-from ..adapters.model import load_framework
+from ..adapters.lightning import LightningTranslation, lightning_callback, lightning_package
+from ..adapters.model import class_at_first_use
 from ..agree import Ranks, ranks_of_this_process
 from ..callbacks.lines import write_line
 from .monitors import Monitors
@@ -305,12 +305,6 @@ def _line(record: EvaluationRecord) -> str:
     return f"{where}: {told} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"
 
 
-def _build() -> type:
-    base = load_framework(f"{lightning_package()}.callbacks", extra="lightning").Callback
-    body = {"__doc__": SAKURALIGHTNINGCALLBACK_DOC, "__module__": __name__}
-    return type("SakuraLightningCallback", (SakuraLightning, base), body)
-
-
 SAKURALIGHTNINGCALLBACK_DOC = """What `SakuraTrainer` does, as a callback of a Trainer of your own.
 
     Give that Trainer `limit_val_batches=0`, or it validates, too. Arguments and results are `SakuraTrainer`'s;
@@ -324,9 +318,9 @@ if TYPE_CHECKING:
         __doc__ = SAKURALIGHTNINGCALLBACK_DOC
 
 else:
-
-    def __getattr__(name: str) -> Any:
-        if name != "SakuraLightningCallback":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = built = _build()
-        return built
+    __getattr__ = class_at_first_use(
+        __name__,
+        "SakuraLightningCallback",
+        SAKURALIGHTNINGCALLBACK_DOC,
+        lambda: (SakuraLightning, lightning_callback()),
+    )

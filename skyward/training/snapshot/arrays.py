@@ -9,42 +9,28 @@ from typing import Any
 
 import numpy as np
 
+from .shared import Shared
+
 __all__ = ["ArraySnapshot", "ArraySnapshotPool"]
 
 _Buffers = dict[tuple[tuple[int, ...], str], list[Any]]
 
 
-class ArraySnapshot:
+class ArraySnapshot(Shared):
     """As `Snapshot`, of arrays."""
 
     def __init__(self, pool: ArraySnapshotPool, state: Any, buffers: list[Any]) -> None:
+        super().__init__()
         self._pool, self._state, self._buffers = pool, state, buffers
-        self._references = 1
-        self._lock = threading.Lock()
 
     @property
     def state(self) -> Any:
         """Not to be changed."""
         return self._state
 
-    def retain(self) -> ArraySnapshot:
-        """One more reader. Raises: RuntimeError when the last one has released it."""
-        with self._lock:
-            if self._references == 0:
-                raise RuntimeError("the snapshot was released; retain it before its last reader lets it go")
-            self._references += 1
-        return self
-
-    def release(self) -> None:
-        """One reader less."""
-        with self._lock:
-            if self._references == 0:
-                raise RuntimeError("the snapshot was released more often than retained")
-            self._references -= 1
-            is_last = self._references == 0
-        if is_last:
-            self._pool._give_back(self._buffers)
-            self._state, self._buffers = None, []
+    def _let_go(self) -> None:
+        self._pool._give_back(self._buffers)
+        self._state, self._buffers = None, []
 
 
 class ArraySnapshotPool:

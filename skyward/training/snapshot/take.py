@@ -13,12 +13,12 @@ import weakref
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 
 from ..checkpoint.leaves import local_of, map_leaves
+from .shared import Shared
 
 __all__ = ["Snapshot", "SnapshotPool", "common_pool"]
 
@@ -29,7 +29,7 @@ _FORGOTTEN_AFTER = 16
 """Takes in which nothing of a kind was copied: then its free buffers go."""
 
 
-class Snapshot:
+class Snapshot(Shared):
     """A state as it was when it was taken. Made by `SnapshotPool.take`, with one reference, the taker's.
 
     Any thread may read, retain and release it. After the last release its tensors belong to another snapshot.
@@ -43,17 +43,8 @@ class Snapshot:
         events: list[Any],
         lent: list[Snapshot],
     ) -> None:
+        super().__init__()
         self._pool, self._state, self._own, self._events, self._lent = pool, state, own, events, lent
-        self._references = 1
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.release()
 
     @property
     def state(self) -> Any:
@@ -62,29 +53,14 @@ class Snapshot:
             event.synchronize()
         return self._state
 
-    def retain(self) -> Snapshot:
-        """One more reader. Raises: RuntimeError when the last one has released it."""
-        with self._lock:
-            if self._references == 0:
-                raise RuntimeError("the snapshot was released; retain it before its last reader lets it go")
-            self._references += 1
-        return self
-
-    def release(self) -> None:
-        """One reader less."""
-        with self._lock:
-            if self._references == 0:
-                raise RuntimeError("the snapshot was released more often than retained")
-            self._references -= 1
-            is_last = self._references == 0
-        if is_last:
-            for event in self._events:
-                event.synchronize()  # or the next one's copy could meet this one's
-            self._pool._give_back(self, self._own)
-            lent, self._lent = self._lent, []
-            self._state, self._own = None, []
-            for each in lent:
-                each.release()
+    def _let_go(self) -> None:
+        for event in self._events:
+            event.synchronize()  # or the next one's copy could meet this one's
+        self._pool._give_back(self, self._own)
+        lent, self._lent = self._lent, []
+        self._state, self._own = None, []
+        for each in lent:
+            each.release()
 
 
 class SnapshotPool:
