@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -83,6 +83,64 @@ def test_a_slot_that_sends_what_is_no_frame_is_killed_alone(pool: sky.ComputePoo
     assert other.result() is None
     assert one() >> pool == 1
     assert pool.agent_pids() == agents
+
+
+@sky.compute
+def close_everything(notes: Path) -> None:
+    with notes.open("a") as file:
+        file.write("ran\n")
+    os.closerange(3, 256)
+
+
+@pytest.mark.parametrize("executor", ["process", "thread"])
+def test_a_call_that_closes_the_slots_own_files_is_lost_and_not_run_again(
+    executor: Literal["process", "thread"], pool: sky.ComputePool, tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        if executor == "thread":
+            pool = stack.enter_context(sky.ComputePool(sky.Local(), executor="thread", logs=False))
+        for notes in (tmp_path / "waited for", tmp_path / "sent"):
+            with pytest.raises(SlotLost) as caught:
+                if notes.name == "sent":
+                    pool.submit(close_everything(notes)).result(30)
+                else:
+                    close_everything(notes) >> pool
+            assert caught.value.started is True
+            assert notes.read_text() == "ran\n"
+        assert one() >> pool == 1
+
+
+@sky.compute
+def fork(how: str) -> tuple[str, int]:
+    child = os.fork()
+    if not child:
+        if how == "raises":
+            raise ValueError("in the child")
+        if how == "exits":
+            sys.exit(3)
+        return "child", 0
+    _, status = os.waitpid(child, 0)
+    return "parent", os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 1), ("exits", 3)])
+def test_a_child_that_a_call_forks_ends_where_the_call_would(pool: sky.ComputePool, how: str, code: int) -> None:
+    assert fork(how) >> pool == ("parent", code)
+    assert pool.submit(fork(how)).result(30) == ("parent", code)
+    assert one() >> pool == 1
+
+
+def test_a_child_that_a_map_forks_runs_none_of_its_other_calls(pool: sky.ComputePool, tmp_path: Path) -> None:
+    def mark(name: str) -> bool:
+        with (tmp_path / name).open("a") as file:
+            file.write("ran\n")
+        child = os.fork() if name == "1" else -1
+        if child > 0:
+            os.waitpid(child, 0)
+        return child != 0
+
+    assert pool.map(mark, ["0", "1", "2", "3"], chunk=4) == [True] * 4
+    assert [(tmp_path / name).read_text() for name in "0123"] == ["ran\n"] * 4
 
 
 def test_cancelled_calls_leave_their_lane_able_to_work(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ class Guard(Protocol):
 
     def user_code(self) -> contextlib.AbstractContextManager[None]: ...
     def our_code(self) -> contextlib.AbstractContextManager[None]: ...
+
+    is_copy: bool
+    """The process was forked by user code: it ends where that does, here and now."""
+
     @property
     def index_cell(self) -> tuple[memoryview, int]:
         """Where the offset of each call of a chunk is written when it begins."""
@@ -169,6 +173,8 @@ class TaskRun:
                             self._send_part(sent, results)
                         raise
                     append(_Raised(error))
+                if self.guard.is_copy:
+                    break
                 now = clock()
                 block = min(2 * block, BLOCK) if now - began < block * TINY_NS else 1
                 began = now

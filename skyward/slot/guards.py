@@ -1,11 +1,15 @@
-"""When user code runs in a slot, and how a cancel interrupts it and nothing else."""
+"""When user code runs in a slot, how a cancel interrupts it and nothing else, and how a process that it forked ends."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import signal
+import sys
 import threading
-from typing import Any, Protocol
+import traceback
+from typing import Any, NoReturn, Protocol
 
 from .execute import Cancelled
 from .page import CANCEL, CURRENT, ENDED, INDEX, PAGE_GROUP
@@ -30,7 +34,9 @@ class _Region:
     def __enter__(self) -> None:
         self._guard.enter(self._inside)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._guard.is_copy:
+            _end_copy(error)
         # Leaving user code must not raise over its result; coming back into it may.
         if self._inside or kind is not None:
             self._guard.leave()
@@ -45,10 +51,16 @@ class SlotGuard:
         self._page = page
         self._base = lane * PAGE_GROUP
         self._in_user_code = False
+        self.is_copy = False
+        """This process was forked by user code; what comes behind that is for the process it came from to do."""
+        os.register_at_fork(after_in_child=self._on_fork)
         self._user_region = _Region(self, inside=True)
         self._our_region = _Region(self, inside=False)
         if interrupts:
             signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def _on_fork(self) -> None:
+        self.is_copy = True
 
     def _on_interrupt(self, number: int, frame: Any) -> None:
         if self._in_user_code and self.is_cancelled:
@@ -164,3 +176,16 @@ def _set_exception(thread: int, kind: type[BaseException] | None) -> None:
     """A thread cannot be killed, but Python code in it can be interrupted between two bytecodes. None: not any more."""
     exception = None if kind is None else ctypes.py_object(kind)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+
+
+def _end_copy(error: BaseException | None) -> NoReturn:
+    """End as a script would: with 0, with what was given to `sys.exit()`, or with the traceback and 1."""
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        code = error.code or 0
+    elif error is not None:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or replaced by the user
+            stream.flush()
+    os._exit(code & 0xFF)

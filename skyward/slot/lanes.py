@@ -5,10 +5,13 @@ The main thread reads the socket and hands each lane its frames.
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
+from typing import NoReturn
 
 from ..wire.blobs import Blob
 from ..wire.channel import ChannelClosed
@@ -60,24 +63,17 @@ def serve_threads(slot: Slot, page: memoryview) -> None:
     tasks: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
     running: dict[int, LaneInbox] = {}
 
-    def lane_loop(lane: int) -> None:
-        guard = LaneGuard(page, lane)
-        while True:
-            frame, blobs = tasks.get()
-            inbox = running[frame.ident]
-            guard.begin_with(inbox)
-            try:
-                slot.run(frame, blobs, lane, guard, inbox, streams, whole_process=False)
-            except ChannelClosed:
-                return
-            except Cancelled:  # the task has ended; the lane goes on
-                pass
-            finally:
-                running.pop(frame.ident, None)
-                del blobs
+    def serve_lane(lane: int) -> None:
+        try:
+            _run_tasks(slot, tasks, running, lane, LaneGuard(page, lane), streams)
+        except ChannelClosed:
+            return
+        except BaseException:  # the end of a task could not be told: that of the process will be
+            traceback.print_exc()
+            os._exit(1)
 
     for lane in range(slot.config.lanes):
-        threading.Thread(target=lane_loop, args=(lane,), name=f"lane-{lane}", daemon=True).start()
+        threading.Thread(target=serve_lane, args=(lane,), name=f"lane-{lane}", daemon=True).start()
     slot.link.send(Kind.READY)
     while True:
         frame = slot.link.receive()
@@ -92,3 +88,25 @@ def serve_threads(slot: Slot, page: memoryview) -> None:
             slot.drop(frame)
             continue
         inbox.put(frame, slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ())
+
+
+def _run_tasks(
+    slot: Slot,
+    tasks: queue.SimpleQueue[Arrived],
+    running: dict[int, LaneInbox],
+    lane: int,
+    guard: LaneGuard,
+    streams: ThreadStreams,
+) -> NoReturn:
+    """One lane, until `slot.run` raises."""
+    while True:
+        frame, blobs = tasks.get()
+        inbox = running[frame.ident]
+        guard.begin_with(inbox)
+        try:
+            slot.run(frame, blobs, lane, guard, inbox, streams, whole_process=False)
+        except Cancelled:  # the task has ended; the lane goes on
+            pass
+        finally:
+            running.pop(frame.ident, None)
+            del blobs

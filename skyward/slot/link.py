@@ -120,9 +120,9 @@ class Line:
             self._say_elsewhere(ident)
             self._link.send_payload(kind, ident, payload, elapsed_ns, flags=flags)
             return
-        with contextlib.suppress(OSError):  # the client went away; its agent ends us next
+        with contextlib.suppress(ConnectionError):  # the client went away; its agent ends us next
             self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns)))
 
     def _say_elsewhere(self, ident: int) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ConnectionError):
             self._sock.sendall(pack(Kind.ELSEWHERE, ident))

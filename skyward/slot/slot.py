@@ -15,7 +15,7 @@ from ..wire.frames import Frame, Kind
 from ..wire.layout import references
 from ..wire.tasks import CALL_KINDS, Topology, unpack_task
 from . import answers, nested
-from .execute import Inbox, TaskRun
+from .execute import Cancelled, Inbox, TaskRun
 from .functions import Functions
 from .guards import SlotGuard
 from .link import Link, Replies, read_blob_body
@@ -129,7 +129,10 @@ class Slot:
         whole_process: bool,
         replies: Replies | None = None,
     ) -> None:
-        """One task from frame to last frame. Raises ChannelClosed only."""
+        """One task from frame to last frame. Raises ChannelClosed, or what else kept the last frame from being sent:
+        then the page still names the task when the process ends, which it is to do.
+        """
+        has_answered = False
         streams.begin()
         guard.begin(frame.ident)
         enter_call(self.call(frame, lane), whole_process=whole_process)
@@ -145,10 +148,15 @@ class Slot:
                 before=None if self._initialized else self.initialize,
                 at_end=streams.end,
             ).run()
+            has_answered = True
+        except Cancelled:  # in a lane: it came when the task had ended
+            has_answered = True
+            raise
         finally:
             answers.end(frame.ident)
             nested.end(frame.ident)
-            guard.end()
+            if has_answered:
+                guard.end()
             enter_call(None, whole_process=whole_process)
 
 
