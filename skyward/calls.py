@@ -220,7 +220,7 @@ def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     function's signature and types stay; the original runs in place by `.local(...)`.
 
     Raises:
-        UsageError: an option is unknown or out of its range, or what is decorated is not a function.
+        UsageError: an option is unknown or out of its range, or what is decorated is not a function, or an `async def`.
 
     Example:
         >>> @compute(retries=2)
@@ -238,6 +238,11 @@ def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             raise UsageError(f"compute: {function!r} is decorated already; use .with_options(...) to change it")
         if not callable(function):
             raise UsageError(f"compute: {function!r} is not a function")
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise UsageError(
+                f"compute: {function.__qualname__} is an `async def`, whose value is a coroutine, and none can travel; "
+                "decorate a plain function that calls asyncio.run(...)"
+            )
         return ComputeFunction(function, checked)
 
     return decorate if fn is None else decorate(fn)

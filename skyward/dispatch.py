@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future as StdFuture
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,22 +256,23 @@ class Dispatch:
                 return encode((args, kwargs), put, may_stay=may_stay)
             return encode((args, kwargs), lambda data: seen.put(data, put), may_stay=may_stay, reduce=seen.reduce)
         except Exception as error:
-            which = self._unpicklable(args, kwargs)
+            which, value = self._unpicklable(args, kwargs)
+            advice = "send plain data, arrays or paths, and open files, locks and connections inside the function"
+            if isinstance(value, StdFuture):
+                advice = "send its value: .result()"
             raise ArgumentNotPicklable(
-                f"{name}(): {which} cannot be sent: {type(error).__name__}: {error}; "
-                "send plain data, arrays or paths, and open files, locks and connections inside the function",
-                argument=which,
+                f"{name}(): {which} cannot be sent: {type(error).__name__}: {error}; {advice}", argument=which
             ) from error
 
-    def _unpicklable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _unpicklable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, object]:
         named = [(f"argument {i + 1}", v) for i, v in enumerate(args)]
         named += [(f"argument {k!r}", v) for k, v in kwargs.items()]
         for which, value in named:
             try:
                 encode(value, self._store.put)
             except Exception:
-                return f"{which} (a {type(value).__qualname__})"
-        return "an argument"
+                return f"{which} (a {type(value).__qualname__})", value
+        return "an argument", None
 
 
 def _stop(feeds: tuple[InputFeed, ...]) -> None:

@@ -34,8 +34,6 @@
     │   ├── RendezvousFailed       the ranks of a gang could not meet
     │   └── GangHung               a rank of a gang does not come to where the others wait for it
     ├── ControlFailed              a training run could not be asked, or refused what it was asked
-
-
     ├── CheckpointError            a checkpoint of a training run
     │   ├── CheckpointNotFound     there is none, or a required part of it is missing
     │   ├── CheckpointCorrupt      a file of it is not what was written

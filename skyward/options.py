@@ -89,7 +89,10 @@ def _are_names(value: Any) -> bool:
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "provider": (lambda v: hasattr(v, "launch"), " is not a provider; give sky.Local(), for example"),
+    "provider": (
+        lambda v: hasattr(v, "launch") and not isinstance(v, type),  # a class has all methods, and no object for them
+        " is not a provider; give sky.Local(), for example",
+    ),
     "initializer": (lambda v: v is None or callable(v), " is not a function"),
     "initargs": (lambda v: isinstance(v, tuple | list), "; it is a tuple of the initializer's arguments"),
     "logs": (

@@ -7,6 +7,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -148,6 +149,18 @@ def test_a_group_takes_only_calls() -> None:
         sky.gather(add(1), 3)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"write `\(a & b\) >> pool`"):
         add(1) & 3  # type: ignore[operator]
+
+
+def test_decorating_what_gives_a_coroutine_is_refused() -> None:
+    async def waits() -> int:
+        return 1
+
+    async def yields() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (waits, yields):
+        with pytest.raises(UsageError, match=rf"{function.__name__} is an `async def`.*asyncio\.run"):
+            sky.compute(function)
 
 
 def test_a_decorated_method_is_bound() -> None:

@@ -294,6 +294,8 @@ class TestWhatCannotTravel:
             use(1, 2, c=threading.Lock()) > pool  # noqa: B015
         with pytest.raises(ArgumentNotPicklable, match="argument 1"):
             sky.compute(len)(x for x in "abc") >> pool  # type: ignore[arg-type]
+        with pytest.raises(ArgumentNotPicklable, match=r"argument 1 \(a Future\).*send its value: \.result\(\)"):
+            sky.compute(str)(sky.compute(str)(1) > pool) >> pool
 
     def test_a_function(self, pool: sky.ComputePool) -> None:
         lock = threading.Lock()

@@ -297,6 +297,7 @@ class TestOptions:
             ({"allocation": "free"}, "free"),
             ({"initializer": 3}, "initializer: 3 is not a function"),
             ({"provider": "local"}, "provider: 'local' is not a provider; give sky.Local"),
+            ({"provider": sky.Local}, r"provider: <class .*Local'> is not a provider; give sky.Local\(\)"),
             ({"logs": "yes"}, "logs: 'yes'"),
             ({"image": "ubuntu"}, "image: 'ubuntu'"),
             ({"initargs": 3}, "initargs: 3"),

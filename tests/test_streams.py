@@ -71,6 +71,11 @@ class TestOut:
         assert list(pool.run(count(3))) == [0, 1, 2]
         assert list((count(3) > pool).result(timeout=20)) == [0, 1, 2]
 
+    def test_what_is_printed_instead_of_its_values_says_what_to_do(self, pool: sky.ComputePool) -> None:
+        items = count(3) >> pool
+        until(lambda: "3 values here" in repr(items))
+        assert (list(items), repr(items)) == ([0, 1, 2], "<ResultStream ended, 0 values here; iterate over it>")
+
     def test_broadcast_gives_one_stream_for_each_node(self) -> None:
         @sky.compute
         def me(n: int) -> Iterator[Any]:

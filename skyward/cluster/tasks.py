@@ -232,6 +232,10 @@ class ResultStream(Generic[T]):
         self.value: Any = None
         """What the generator returned, once it has ended."""
 
+    def __repr__(self) -> str:
+        state = "open" if self._end is None else "ended"
+        return f"<ResultStream {state}, {len(self._items)} values here; iterate over it>"
+
     def __iter__(self) -> Iterator[T]:
         return self
 
