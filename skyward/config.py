@@ -22,7 +22,6 @@ secret need be in a file; among the variables of an image it is a `sky.Secret`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -64,32 +63,45 @@ def pool_names() -> list[str]:
 
 def provider_named(name: str) -> Any:
     """A provider, by its own name or by that of `[providers]`. Raises as `pool_fields` does."""
-    return _Config.read().provider(name, ("providers", name))
+    return _Config.read().named(name)
 
 
-def mentioned_providers(names: Iterable[str] = ()) -> list[Any]:
-    """The providers of other machines that the files mention, and those of `names`; each once.
+def mentioned_providers(names: Iterable[str] = ()) -> tuple[list[Any], list[SkywardError]]:
+    """The providers of other machines that the files mention, and those of `names`, each once; and what is wrong.
 
-    One that the files mention and that cannot be made here (its library is not installed) is left out; one of `names`
-    raises.
+    What is wrong in the files is told beside the others: whoever looks for machines must know where he did not look.
+    One whose library is not installed here is left out. One of `names` raises.
     """
-    config = _Config.read()
-    made = [config.provider(name, ("providers", name)) for name in names]
+    names = list(names)
+    try:
+        config = _Config.read()
+    except UsageError as error:
+        if names:
+            raise
+        return [], [error]
+    made = [config.named(name) for name in names]
+    wrong: list[SkywardError] = []
     mentioned = [pool.get("provider") for pool in config.pools.values()] + list(config.providers)
     for name in mentioned:
         if isinstance(name, str | dict) and name != "local":
-            with contextlib.suppress(SkywardError):
+            try:
                 made.append(config.pools_provider(name, ("providers", "provider")))
+            except MissingDependency:
+                continue
+            except SkywardError as error:
+                if str(error) not in map(str, wrong):  # a table that two pools use
+                    wrong.append(error)
     once: list[Any] = []
     for provider in made:
         if provider not in once:
             once.append(provider)
-    return once
+    return once, wrong
 
 
-def rented_providers(names: Iterable[str] = ()) -> list[Any]:
-    """Those of them whose machines are rented."""
-    return [provider for provider in mentioned_providers(names) if provider.is_rented]
+def rented_providers(names: Iterable[str] = ()) -> tuple[list[Any], list[SkywardError]]:
+    """Those of them whose machines are rented; and what is wrong, see `mentioned_providers`."""
+    mentioned, wrong = mentioned_providers(names)
+    return [provider for provider in mentioned if provider.is_rented], wrong
 
 
 def config_files() -> list[Path]:
@@ -202,6 +214,13 @@ class _Config:
         if not isinstance(value, str):
             raise self.wrong(path, f"{value!r}; it is one of {self._providers()}")
         return self.provider(value, path)
+
+    def named(self, name: str) -> Any:
+        """One that no file names, but who asks."""
+        if name not in self.providers and name not in PROVIDERS:
+            known = [*PROVIDERS, *self.providers]
+            raise UsageError(f"{name!r} is no provider{_meant(name, known)}; there are {self._providers()}")
+        return self.provider(name, ("providers", name))
 
     def provider(self, name: str, path: tuple[str, ...]) -> Any:
         if name in self.providers:

@@ -37,7 +37,15 @@ from .console.panel import Counts
 from .control import Client
 from .cost import Forecast, Spending, affordable
 from .dispatch import Dispatch
-from .errors import ArgumentNotPicklable, BudgetExceeded, NoCapacity, PoolClosed, SkywardError, UsageError
+from .errors import (
+    ArgumentNotPicklable,
+    BudgetExceeded,
+    NoCapacity,
+    PoolClosed,
+    QuotaExceeded,
+    SkywardError,
+    UsageError,
+)
 from .events import Event, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
 from .image import DEFAULT_IMAGE, Image
@@ -586,7 +594,11 @@ class ComputePool(Calls):
                 return node in self._spares
             try:
                 (machine,) = self._launch([node])
-            except (NoCapacity, BudgetExceeded):  # beside the old one; perhaps there is room when that is gone
+            except (
+                NoCapacity,
+                QuotaExceeded,
+                BudgetExceeded,
+            ):  # beside the old one; perhaps there is room when that is gone
                 return False
             Keeper.of_this_process().watch(machine)
             self._spares[node] = machine
@@ -668,7 +680,8 @@ class ComputePool(Calls):
     def _may_pass(self, error: SkywardError) -> bool:
         """Hosts of the user's own do not grow in number or size; a cloud may have more machines in a while."""
         is_lasting = isinstance(error, NoCapacity) and self._rented is None
-        return error.retryable and not is_lasting and not getattr(error, "is_final", False)
+        is_passing = error.retryable or isinstance(error, QuotaExceeded)  # it was enough for the one that was lost
+        return is_passing and not is_lasting and not getattr(error, "is_final", False)
 
     def why_gone(self, node: int) -> str | None:
         """For the engine: whether the machine of a node that does not answer is certainly gone."""

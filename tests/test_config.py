@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.config import config_files, pool_names, provider_named
+from skyward.config import config_files, pool_names, provider_named, rented_providers
 from skyward.errors import UsageError
 
 
@@ -80,6 +80,19 @@ def test_a_secret_is_named_by_its_variable(home: Path, monkeypatch: pytest.Monke
     assert isinstance(pool.spec.image.env["TOKEN"], sky.Secret)
     assert pool.spec.image.env["TOKEN"].reveal() == "hush"
     assert "hush" not in repr(pool.spec)
+
+
+def test_who_looks_for_machines_is_told_of_providers_that_cannot_be_made(home: Path) -> None:
+    write(home / "project" / "skyward.toml", '[providers.east]\ntype = "aws"\nregoin = "us-east-1"\n[providers.aws]\n')
+    found, wrong = rented_providers()
+    assert found == [sky.AWS()]
+    (error,) = wrong
+    assert str(error).endswith("[providers.east] regoin: there is no such key; did you mean 'region'?")
+    write(home / "project" / "skyward.toml", "[providers")
+    assert rented_providers()[0] == []
+    assert "Expected" in str(rented_providers()[1][0])
+    with pytest.raises(UsageError, match="Expected"):
+        rented_providers(["aws"])
 
 
 def test_an_accelerator_is_a_name_or_a_table(home: Path) -> None:

@@ -19,10 +19,13 @@ def clear(providers: Iterable[str], hosts: list[str]) -> int:
 
     told: dict[str, Any] = {"this machine": _here()}
     named = [SSH(hosts=hosts)] if hosts else []
-    for provider in [*named, *mentioned_providers(providers)]:
+    mentioned, wrong = mentioned_providers(providers)
+    for provider in [*named, *mentioned]:
         if isinstance(provider, SSH):
             told |= provider.clear_caches()
-    failed = False
+    for error in wrong:
+        print(f"skyward: {error}", file=sys.stderr)
+    failed = bool(wrong)
     for host, cleared in told.items():
         if isinstance(cleared, Exception):
             failed = True

@@ -78,14 +78,14 @@ def _rented(arguments: argparse.Namespace) -> tuple[list[str], list[Any]]:
     from ..config import rented_providers
     from ..journal import journals
 
-    providers = rented_providers(arguments.provider)
+    providers, wrong = rented_providers(arguments.provider)
     if not providers and not journals():
-        return [], []
+        return [], wrong
     from ..providers import reaping
 
     if arguments.dry_run:
         machines, failures = reaping.ls(providers)
         orphans = [one for one in machines if one.owner == "dead"]
-        return [f"{one.instance.id} of pool {one.pool}" for one in orphans], list(failures)
+        return [f"{one.instance.id} of pool {one.pool}" for one in orphans], [*wrong, *failures]
     ended, failures = reaping.gc(providers)
-    return ended, list(failures)
+    return ended, [*wrong, *failures]

@@ -48,15 +48,16 @@ def run(arguments: argparse.Namespace) -> int:
     from ..fleet import survey
     from .tables import as_json
 
-    providers = [] if arguments.local else rented_providers(arguments.provider)
+    providers, wrong = ([], []) if arguments.local else rented_providers(arguments.provider)
     found = survey(providers, is_local_only=arguments.local)
+    failures = [*wrong, *found.failures]
     if arguments.json:
-        print(as_json({"pools": found.pools, "failures": [str(failure) for failure in found.failures]}))
+        print(as_json({"pools": found.pools, "failures": [str(failure) for failure in failures]}))
     elif found.pools:
         print("\n".join(describe(found.pools)))
     else:
-        print("no pool is open, and nothing is rented" if not found.failures else "no pool was found")
-    for failure in found.failures:
+        print("no pool is open, and nothing is rented" if not failures else "no pool was found")
+    for failure in failures:
         print(f"skyward: {failure}", file=sys.stderr)
     orphans = [pool for pool in found.pools if pool.state == "dead" and pool.instances]
     if orphans and not arguments.json:
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             "skyward: what dead pools rented costs money until its lease ends; `skyward gc` ends it",
             file=sys.stderr,
         )
-    return 1 if found.failures or orphans else 0
+    return 1 if failures or orphans else 0
 
 
 def describe(pools: Sequence[PoolState]) -> list[str]:

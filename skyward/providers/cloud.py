@@ -266,6 +266,8 @@ class CloudProvider(abc.ABC):
             _registry.pop(journal.pool, None)  # a launch from now on has a journal of its own
             _closing[journal.pool] = journal
         try:
+            # What a create call made without saying so, and nobody has seen till now, has no other end than this.
+            self.ending(journal, ignore, {}, lambda i, _token: i not in journal.gone).run()
             ending.clean_up()  # not under the lock: it may take minutes, and other pools go on
         except BaseException:
             with _registry_lock:

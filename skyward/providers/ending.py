@@ -46,7 +46,8 @@ class Ending:
     on_gone: Callable[[str], None] = lambda _id: None
     command: str = ""
     limit_s: float = END_LIMIT_S
-    _seen: set[str] = field(default_factory=set)
+    _seen: dict[str, tuple[float, Instance]] = field(default_factory=dict)
+    """When each one was listed last, and how."""
     _asked: dict[str, float] = field(default_factory=dict)
     _inherited: dict[str, float] = field(default_factory=dict)
     _refusal: str = ""
@@ -64,7 +65,7 @@ class Ending:
             now = self.clock.monotonic()
             listed = self._listed(began)
             open_tokens = [a.token for a in self.journal.open_attempts if self.is_meant("", a.token)]
-            billed, ending, unlisted = self._sorted(listed, now - began)
+            billed, ending, unlisted = self._sorted(listed, began)
             self._end(billed, now)
             # A create call of unknown outcome: what it made shows within `settle_s`.
             if not (billed or ending or unlisted) and (not open_tokens or now - began > self.cloud.settle_s):
@@ -103,20 +104,33 @@ class Ending:
             found = self._patient(lambda: self.cloud.describe({JOURNAL_TAG: self.journal.id}), left_s)
         except ProviderError as error:
             self._refusal = str(error)
+            self._end_unseen()
             self._fail(sorted(self.journal.living) or ["(those with this tag) " + self.journal.id], error)
-        self._seen.update(instance.id for instance in found)
+        now = self.clock.monotonic()
+        self._seen.update({instance.id: (now, instance) for instance in found})
         return {i.id: i for i in found if self.is_meant(i.id, i.tags.get(ATTEMPT_TAG, ""))}
 
-    def _sorted(self, listed: dict[str, Instance], waited_s: float) -> tuple[list[str], list[str], list[str]]:
+    def _sorted(self, listed: dict[str, Instance], began: float) -> tuple[list[str], list[str], list[str]]:
         """Those that cost money, those that are ending, those that may exist though they are not listed."""
         known = {i for i, attempt in self.journal.living.items() if self.is_meant(i, attempt.token)}
         gone = {i for i in listed if listed[i].state == "gone"}
-        # An id that was never listed may be too new for that; after a while it is one that is long gone.
-        unlisted = sorted(i for i in known - set(listed) if i not in self._seen and waited_s <= self.cloud.settle_s)
+        unlisted = sorted(i for i in known - set(listed) if self._may_exist(i, began))
         gone |= known - set(listed) - set(unlisted)
         self._note_gone(gone)
         billed = sorted(i for i in listed if listed[i].is_billed)
         return billed, sorted(set(listed) - gone - set(billed)), unlisted
+
+    def _may_exist(self, i: str, began: float) -> bool:
+        """Of one that is not listed. It may be too new for that, or whoever answered knows less than who did before;
+        after a while it is one that is long gone. One that was seen to end is gone when it is listed no more.
+        """
+        at, last = self._seen.get(i, (began, None))
+        return (last is None or last.is_billed) and self.clock.monotonic() - at <= self.cloud.settle_s
+
+    def _end_unseen(self) -> None:
+        """Where nobody may look: those that are known are asked to end all the same, once."""
+        known = {i for i, attempt in self.journal.living.items() if self.is_meant(i, attempt.token)}
+        self._end(sorted(known - set(self._asked) - set(self._inherited)), self.clock.monotonic())
 
     def _note_gone(self, gone: set[str]) -> None:
         new = sorted(gone - self.journal.gone)

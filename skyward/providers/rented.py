@@ -47,6 +47,8 @@ class Instance:
     launched_at: float = 0.0
     reason: str = ""
     """Why it is ending or gone, where the provider says so: "spot" when it took the machine back."""
+    is_refused: bool = False
+    """It ended for a reason that any other machine of this account would have ended for: no lack of capacity."""
 
     @property
     def is_billed(self) -> bool:

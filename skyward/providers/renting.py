@@ -23,6 +23,8 @@ _CREATE_LIMIT_S = 120.0
 _CREATE_TRIES = 5
 """How often a create call is made whose outcome stays unknown."""
 _LOOK_S = 1.0
+_SHOWN = 12
+"""So many of the offers that were tried an error shows; its `tried` has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +83,9 @@ class Launch:
     tokens: set[str] = field(default_factory=set)
     node_of: dict[str, int] = field(default_factory=dict)
     _tried: list[str] = field(default_factory=list)
+    _over_quota: dict[tuple[str, bool], int] = field(default_factory=dict)
+    """By type and kind of rent: so many are more than the account may have, in whatever zone."""
+    _is_only_quota: bool = True
 
     def __post_init__(self) -> None:
         self._cloud = self.provider.cloud()
@@ -116,12 +121,16 @@ class Launch:
                 return mixed
             if instances := self._tried_by(offer, self.nodes):
                 return [(offer, instance) for instance in instances]
-        raise NoCapacity(
+        raise self._nothing_had()
+
+    def _nothing_had(self) -> ProviderError:
+        shown = self._tried[:_SHOWN] or ["none: max_hourly_cost allows no more"]
+        if len(self._tried) > _SHOWN:
+            shown.append(f"... and {len(self._tried) - _SHOWN} more")
+        kind = QuotaExceeded if self._tried and self._is_only_quota else NoCapacity
+        return kind(
             f"{self.provider.name}: asked for {len(self.nodes)} machine(s) together in one zone, got 0; tried "
-            f"{len(self._tried)} offer(s):\n  "
-            + "\n  ".join(self._tried or ["none: max_hourly_cost allows no more"])
-            + "\n"
-            + _advice(self.spec),
+            f"{len(self._tried)} offer(s):\n  " + "\n  ".join(shown) + "\n" + _advice(self.spec),
             tried=tuple(self._tried),
         )
 
@@ -148,10 +157,17 @@ class Launch:
     def _tried_by(self, offer: Offer, nodes: list[int], least: int | None = None) -> list[Instance]:
         """Running machines by this offer; [] where it has none now, which is noted."""
         self._check_wanted()
+        kind, count = (offer.instance_type, offer.is_spot), len(nodes) if least is None else least
+        if count >= self._over_quota.get(kind, count + 1):
+            return []
         try:
             return self._rent_by(offer, nodes, least)
         except (NoCapacity, QuotaExceeded) as error:
             self._tried.append(f"{_named(offer)}: {error}")
+            if isinstance(error, QuotaExceeded):
+                self._over_quota[kind] = count
+            else:
+                self._is_only_quota = False
             return []
 
     def _check_wanted(self) -> None:
@@ -261,7 +277,8 @@ class Launch:
             mine = [listed[i] for i in ids if i in listed]
             ended = [i for i in mine if not i.is_billed]
             if ended:
-                raise NoCapacity(f"{ended[0].id} ended before it ran ({ended[0].reason or 'no reason given'})")
+                kind = ProviderError if ended[0].is_refused else NoCapacity
+                raise kind(f"{ended[0].id} ended before it ran ({ended[0].reason or 'no reason given'})")
             seconds = self._clock.monotonic() - began
             if len(mine) == len(ids) and all(i.state == "running" for i in mine):
                 for i in ids:

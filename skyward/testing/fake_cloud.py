@@ -51,6 +51,8 @@ class FakeFaults:
     """A new machine may be missing from `describe` for up to so long; at most `FakeCloud.settle_s`."""
     stale_s: float = 0.0
     """What `describe` shows may be so old."""
+    omitted: float = 0.0
+    """The rate at which an answer of `describe` leaves out a machine that the answer before it named."""
     boot_s: float = 20.0
     """From create to running."""
     ready_s: float = 10.0
@@ -193,7 +195,7 @@ class FakeCloud:
             return [
                 self._shown(server, stale_s)
                 for server in self.servers.values()
-                if now >= server.listed_at and _matches(server.request.tags, tags)
+                if now >= server.listed_at and _matches(server.request.tags, tags) and not self._is_omitted()
             ]
 
     def terminate(self, ids: Sequence[str]) -> None:
@@ -294,6 +296,9 @@ class FakeCloud:
                 if lost < self.faults.lost_answers + self.faults.lost_requests:
                     return False, error
             return True, None
+
+    def _is_omitted(self) -> bool:
+        return self.faults.omitted > 0 and self._random.random() < self.faults.omitted
 
     def _granted(self, request: Request) -> int:
         """How many machines the request gets. Raises NoCapacity."""

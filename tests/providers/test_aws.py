@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+import skyward
 from skyward import accelerators
 from skyward.errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled, UsageError
 from skyward.events import Emit
@@ -371,6 +374,9 @@ class TestFailures:
             ("RequestLimitExceeded", 503, Throttled),
             ("IncorrectInstanceState", 400, Throttled),
             ("UnauthorizedOperation", 403, AuthFailed),
+            ("ExpiredToken", 403, AuthFailed),
+            ("InvalidSignatureException", 400, AuthFailed),
+            ("InsufficientFreeAddressesInSubnet", 400, NoCapacity),
             ("InternalError", 500, OutcomeUnknown),
             ("WhoKnows", 502, OutcomeUnknown),
             ("InvalidParameterValue", 400, ProviderError),
@@ -384,11 +390,37 @@ class TestFailures:
             raise ClientError(answer, "RunInstances")
         assert type(caught.value) is error
 
+    @pytest.mark.parametrize(
+        ("code", "advice"),
+        [
+            ("UnauthorizedOperation", r"why\. These credentials may not make this call: guides/aws.md lists"),
+            ("ExpiredToken", r"have expired: renew them"),
+            ("RequestExpired", r"Is the clock of this machine right\?"),
+            ("AuthFailure", r"has not enabled this region"),
+        ],
+    )
+    def test_refused_credentials_say_what_to_do(self, code: str, advice: str) -> None:
+        from skyward.providers.aws.failures import translated
+
+        why = "why. Encoded authorization failure message: " + 900 * "x"
+        answer: Any = {"Error": {"Code": code, "Message": why}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+        with pytest.raises(AuthFailed, match=advice) as caught, translated("RunInstances"):
+            raise ClientError(answer, "RunInstances")
+        assert "xxx" not in str(caught.value)
+
+    def test_the_guide_names_every_call_that_a_policy_must_allow(self) -> None:
+        package = Path(aws_prices.__file__).parent
+        text = " ".join(path.read_text() for path in package.glob("*.py"))
+        called = set(re.findall(r'(?:translated|_make|_removed)\("([A-Z]\w+)"', text)) - {"GetCallerIdentity"}
+        assert len(called) > 20
+        guide = (Path(skyward.__file__).parents[1] / "guides" / "aws.md").read_text()
+        assert [call for call in called if call not in guide] == []
+
     def test_no_server_is_an_unknown_outcome_and_no_credentials_an_auth_failure(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(OutcomeUnknown, match="the name of a region"):
             AWS(endpoint_url="http://127.0.0.1:9", ami=AMI).cloud().scope()
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)

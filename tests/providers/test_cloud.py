@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from skyward.errors import NoCapacity, ProviderError
+from skyward.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, TerminateFailed, Throttled
 from skyward.events import Emit, InstanceLaunched, ignore
 from skyward.journal import journals
 from skyward.machine import Machine, PoolSpec
-from skyward.providers.rented import Host
+from skyward.providers.rented import Host, Instance, Request
 from skyward.testing.fake_cloud import FakeCloud, FakeFaults, FakeProvider
 from skyward.testing.virtual_clock import FastClock, VirtualClock
 from tests.waiting import until
@@ -125,4 +125,100 @@ def test_one_pools_clean_up_holds_up_no_other() -> None:
     provider.terminate(again)
     until(lambda: cloud.billed() == [])
     assert cloud.networks == {}
+    assert journals() == []
+
+
+class KnowsLessLater(FakeCloud):
+    """Answers come from several servers: one that was asked second has not heard of a machine that the first named."""
+
+    def __init__(self) -> None:
+        super().__init__(VirtualClock())
+        self.looks = 0
+        self.refusals = 3
+
+    def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:
+        self.looks += 1
+        return [] if self.looks == 2 else super().describe(tags)
+
+    def terminate(self, ids: Sequence[str]) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise Throttled("not while it is pending")
+        super().terminate(ids)
+
+
+def test_a_machine_that_one_answer_leaves_out_is_not_taken_for_gone() -> None:
+    cloud = KnowsLessLater()
+    provider = FakeProvider(api=cloud)
+    machines = launched(provider, PoolSpec())
+    cloud.looks = 0
+    provider.terminate(machines)
+    assert cloud.billed() == []
+
+
+class MayNotLook(FakeCloud):
+    may_look = True
+
+    def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:
+        if not self.may_look:
+            raise AuthFailed("DescribeInstances: UnauthorizedOperation")
+        return super().describe(tags)
+
+
+def test_machines_are_asked_to_end_also_where_nobody_may_look_at_them() -> None:
+    cloud = MayNotLook(VirtualClock())
+    provider = FakeProvider(api=cloud)
+    machines = launched(provider, PoolSpec(nodes=2))
+    cloud.may_look = False
+    with pytest.raises(TerminateFailed, match="fake-0, fake-1 .it said: DescribeInstances: UnauthorizedOperation"):
+        provider.terminate(machines)
+    assert cloud.billed() == []
+    cloud.may_look = True
+    provider.terminate(machines)
+    assert [server.terminate_calls for server in cloud.servers.values()] == [1, 1]
+    assert journals() == []
+
+
+class MakesOneMore(FakeCloud):
+    """A create call that made a machine more than anybody was told."""
+
+    def create(self, request: Request) -> list[Instance]:
+        return super().create(replace(request, count=request.count + 1))[:-1]
+
+
+def test_what_nobody_was_told_of_ends_with_the_last_of_its_pool() -> None:
+    provider = FakeProvider(api=MakesOneMore(VirtualClock()))
+    machines = launched(provider, PoolSpec(nodes=2))
+    provider.terminate(machines)
+    assert [server.reason for server in provider.api.servers.values()] == 3 * ["asked"]
+    assert journals() == []
+
+
+class HasAQuota(FakeCloud):
+    def create(self, request: Request) -> list[Instance]:
+        self.calls["asked"] += 1
+        raise QuotaExceeded("the account may have 0 vCPUs")
+
+
+def test_a_quota_is_for_all_zones_and_told_as_such() -> None:
+    provider = FakeProvider(api=HasAQuota(VirtualClock()))
+    with pytest.raises(QuotaExceeded, match=r"tried 2 offer.*\n  small on-demand in a .*0 vCPUs") as caught:
+        launched(provider, PoolSpec(nodes=2, allocation="on-demand"))
+    assert provider.api.calls["asked"] == len(caught.value.tried) == 2  # type: ignore[attr-defined]  # not in zone b
+    assert journals() == []
+
+
+class RefusesToBoot(FakeCloud):
+    def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:
+        for server in self.servers.values():
+            self.reclaim(server.id)
+        shown = super().describe(tags)
+        return [replace(i, reason="Client.InternalError: no access to the key", is_refused=True) for i in shown]
+
+
+def test_a_machine_that_the_account_keeps_from_booting_is_not_tried_by_other_offers() -> None:
+    provider = FakeProvider(api=RefusesToBoot(VirtualClock()))
+    with pytest.raises(ProviderError, match="ended before it ran .Client.InternalError: no access to the key"):
+        launched(provider, PoolSpec())
+    assert len(provider.api.servers) == 1
     assert journals() == []

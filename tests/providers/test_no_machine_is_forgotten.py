@@ -108,6 +108,7 @@ FAULTS = st.builds(
     FakeFaults,
     listing_s=st.sampled_from([0.0, 5.0, 30.0]),
     stale_s=st.sampled_from([0.0, 5.0, 20.0]),
+    omitted=st.sampled_from([0.0, 0.0, 0.2]),
     boot_s=st.sampled_from([0.0, 20.0, 90.0]),
     ready_s=st.sampled_from([1.0, 30.0]),
     never_boots=st.sampled_from([0.0, 0.0, 0.2]),
@@ -370,7 +371,7 @@ class Schedules(RuleBasedStateMachine):
     @invariant()
     def none_is_forgotten(self) -> None:
         """Each one that costs money is shown by `ls`, and is on record or carries the tags of its owner."""
-        if not getattr(self, "cloud", None) or self.cloud.faults.throttled > 0:
+        if not getattr(self, "cloud", None) or self.cloud.faults.throttled + self.cloud.faults.omitted > 0:
             return
         stale_s = self.cloud.faults.stale_s
         now = self.clock.monotonic()

@@ -170,6 +170,8 @@ def _instance(found: Mapping[str, Any]) -> Instance:
         is_spot=found.get("InstanceLifecycle") == "spot",
         launched_at=found["LaunchTime"].timestamp(),
         reason="spot" if is_reclaimed else reason.get("Message", ""),
+        # Source: EC2 API, "StateReason": Client.* is about the account (its keys, its limits) or was asked for by it.
+        is_refused=str(reason.get("Code", "")).startswith("Client."),
     )
 
 

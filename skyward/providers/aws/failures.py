@@ -40,6 +40,8 @@ _BY_CODE: dict[str, type[ProviderError]] = {
             "InsufficientReservedInstanceCapacity",
             "InsufficientCapacityOnHost",
             "InsufficientCapacity",
+            "InsufficientFreeAddressesInSubnet",  # each zone has a subnet of its own
+            "InsufficientAddressCapacity",
             "SpotMaxPriceTooLow",
             "UnfulfillableCapacity",
             "Unsupported",  # this type is not offered in this zone
@@ -78,9 +80,13 @@ _BY_CODE: dict[str, type[ProviderError]] = {
             "AccessDenied",
             "AccessDeniedException",
             "AuthFailure",
+            "Blocked",
             "ExpiredToken",
             "ExpiredTokenException",
+            "InvalidAccessKeyId",
             "InvalidClientTokenId",
+            "InvalidSignatureException",
+            "MissingAuthenticationToken",
             "OptInRequired",
             "PendingVerification",
             "RequestExpired",
@@ -92,6 +98,27 @@ _BY_CODE: dict[str, type[ProviderError]] = {
     ),
     **dict.fromkeys(("InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable"), OutcomeUnknown),
 }
+
+_ADVICE = {
+    **dict.fromkeys(
+        ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"),
+        "These credentials may not make this call: guides/aws.md lists what a policy must allow",
+    ),
+    **dict.fromkeys(
+        ("ExpiredToken", "ExpiredTokenException"), "The credentials have expired: renew them (aws sso login)"
+    ),
+    **dict.fromkeys(
+        ("RequestExpired", "SignatureDoesNotMatch", "InvalidSignatureException"),
+        "Is the clock of this machine right? Then the secret key is wrong",
+    ),
+    **dict.fromkeys(
+        ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId"),
+        "The key is wrong or was removed, this machine's clock is wrong, or the account has not enabled this region",
+    ),
+    "OptInRequired": "It must be subscribed to first, in the AWS console; or AWS(ami=...) names another image",
+    "PendingVerification": "AWS looks at new accounts for some hours: try again later",
+}
+_ENCODED = "Encoded authorization failure message:"
 
 
 def code_of(error: BaseException) -> str:
@@ -124,6 +151,10 @@ def translated(what: str) -> Iterator[None]:
         ) from e
     except (boto.ParamValidationError, boto.UnknownServiceError, boto.NoRegionError) as error:
         raise ProviderError(f"aws: {what}: {error}") from error
+    except boto.EndpointConnectionError as error:
+        raise OutcomeUnknown(
+            f"aws: {what}: {error}; is this machine online, and AWS(region=...) the name of a region?"
+        ) from error
     except boto.BotoCoreError as error:  # the connection: whether the request arrived nobody knows
         raise OutcomeUnknown(f"aws: {what}: {error}") from error
 
@@ -131,7 +162,8 @@ def translated(what: str) -> Iterator[None]:
 def _of_answer(what: str, error: Any) -> ProviderError:
     code = code_of(error)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    message = f"aws: {what}: {code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(": ")
+    said = str(error.response.get("Error", {}).get("Message", "")).partition(_ENCODED)[0].rstrip()
+    message = f"aws: {what}: {code}: {said}".rstrip(": ")
     kind = _BY_CODE.get(code)
     if kind is None and code.endswith((".NotFound", ".Unknown", ".Malformed")):
         kind = NotThere
@@ -139,4 +171,6 @@ def _of_answer(what: str, error: Any) -> ProviderError:
         kind = OutcomeUnknown
     if kind is QuotaExceeded:
         message += ". AWS raises quotas on request: Service Quotas, Amazon EC2"
+    if code in _ADVICE:
+        message = f"{message.rstrip('.')}. {_ADVICE[code]}"
     return (kind or ProviderError)(message, code=code)

@@ -6,6 +6,7 @@ The key pair is made first and removed last: as long as it is there, its tags sa
 from __future__ import annotations
 
 import functools
+import ipaddress
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -215,7 +216,9 @@ class Network:
         if not found:
             raise NoCapacity(f"aws: {vpc} has no subnet in {zone}; AWS(zones=...) or AWS(subnet_id=...) chooses")
         # The default one of the zone first, then one whose machines have public addresses.
-        return max(found, key=lambda s: (s.get("DefaultForAz", False), s.get("MapPublicIpOnLaunch", False)))["SubnetId"]
+        # The name decides between equals: a call that is made again must name the same one.
+        order = ("DefaultForAz", "MapPublicIpOnLaunch")
+        return max(found, key=lambda s: (*(bool(s.get(name)) for name in order), s["SubnetId"]))["SubnetId"]
 
     # Removing ---------------------------------------------------------------------------------------------------------
 
@@ -295,9 +298,10 @@ def _own_address() -> str:
     """This machine's address on the internet, as Amazon sees it. Raises UsageError."""
     try:
         with urllib.request.urlopen(_ADDRESS_URL, timeout=_ADDRESS_LIMIT_S) as answer:
-            return str(answer.read(64).decode("ascii").strip())
+            # Whatever it is on a network that wants a log-in first, or has only IPv6: no rule can be made of that.
+            return str(ipaddress.IPv4Address(answer.read(64).decode("ascii").strip()))
     except (OSError, urllib.error.URLError, ValueError) as error:
         raise UsageError(
-            f"AWS.client_cidr: this machine's address is asked of {_ADDRESS_URL}, which did not answer ({error}); "
+            f"AWS.client_cidr: this machine's address is asked of {_ADDRESS_URL}, which did not tell ({error}); "
             "give it: AWS(client_cidr='203.0.113.7/32')"
         ) from error
