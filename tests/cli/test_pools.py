@@ -273,3 +273,14 @@ def test_every_subcommand_has_examples_and_says_the_call_from_python(capsys: pyt
         assert f"skyward {name}" in shown
         assert "examples:" in shown
         assert "from Python: " in shown
+
+
+@pytest.mark.parametrize("command", [["ls"], ["gc"], ["gc", "--dry-run"]])
+def test_that_nothing_is_rented_is_not_said_where_nobody_could_look(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("skyward.toml").write_text('[providers.east]\ntype = "aws"\nregoin = "us-east-1"\n')
+    assert main(command) == 1
+    said = capsys.readouterr()
+    assert "nothing is rented" not in said.out
+    assert "[providers.east] regoin: there is no such key; did you mean 'region'?" in said.err
