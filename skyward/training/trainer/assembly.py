@@ -31,7 +31,7 @@ from .reading import has_length
 from .record import Record
 from .saves import Saves, Termination
 from .stream import Stream, make_stream
-from .world import device_of, place, unwrap
+from .world import check_data_parallel, device_of, place, unwrap
 
 __all__ = ["Assembly", "Position"]
 
@@ -111,7 +111,7 @@ class Assembly:
         counts = self.compute_loss_func if self.compute_loss_func is not None else self.model
         self._counts_itself = loss.takes_num_items(counts)
         self._shifts_labels = loss.shifts_labels(self.model)
-        self._check_datasets()
+        self._check()
 
     def _make_ranks(self) -> Ranks:
         world = os.environ.get("WORLD_SIZE", "1")
@@ -153,7 +153,8 @@ class Assembly:
     def _make_precision(self) -> Precision:
         return Precision(self.args, self.device)
 
-    def _check_datasets(self) -> None:
+    def _check(self) -> None:
+        check_data_parallel(self.model, self.ranks, trainer=type(self).__name__)
         args, name = self.args, type(self.args).__name__
         if args.eval_strategy != "no" and self.eval_dataset is None and self._reads:
             raise UsageError(f"{name}.eval_strategy={args.eval_strategy!r}: needs an eval_dataset, or 'no'")

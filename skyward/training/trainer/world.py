@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...errors import UsageError
 from ..agree import Ranks
 from ..arguments import TrainingArguments
 
-__all__ = ["accumulating", "device_of", "full", "is_sharded", "place", "unwrap", "wrap"]
+__all__ = ["accumulating", "check_data_parallel", "device_of", "full", "is_sharded", "place", "unwrap", "wrap"]
 
 
 def device_of(args: TrainingArguments, ranks: Ranks) -> torch.device:
@@ -29,6 +30,53 @@ def is_sharded(model: nn.Module) -> bool:
     from torch.distributed.tensor import DTensor
 
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def check_data_parallel(model: nn.Module, ranks: Ranks, *, trainer: str) -> None:
+    """Every rank trains on batches of its own, so no parameter may be cut over ranks that need the same ones.
+
+    Raises: UsageError, with the parameter and where it lies.
+    """
+    if not is_sharded(model):
+        return
+    from torch.distributed.tensor import DTensor
+
+    data_parallel = _data_parallel_sizes(model)
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            continue
+        size, data = parameter.device_mesh.size(), data_parallel.get(id(parameter), 1)
+        where = (
+            f"{trainer}: model={type(model).__name__}: its parameter {name!r} is a DTensor with placements "
+            f"{parameter.placements} on {parameter.device_mesh}"
+        )
+        if size != data:
+            raise UsageError(
+                f"{where}: {size // data} ranks hold it together as in tensor parallelism and need the same batches, "
+                "but a Trainer gives every rank its own; train it in a loop of yours (guides/hybrid_parallelism.md, "
+                "'Tensor parallel'), or shard it by torch's fully_shard alone"
+            )
+        if size != ranks.world_size:
+            raise UsageError(
+                f"{where}: {size} of {ranks.world_size} ranks, so the others would not get its gradients; shard it "
+                "by torch's fully_shard over all ranks"
+            )
+
+
+def _data_parallel_sizes(model: nn.Module) -> dict[int, int]:
+    """By the id of a parameter that FSDP2 manages, among how many ranks it does. Torch has no public name for it."""
+    sizes: dict[int, int] = {}
+    for module in model.modules():
+        state_of = getattr(module, "_get_fsdp_state", None)
+        if state_of is None:
+            continue
+        state = state_of()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # earlier versions of torch have one
+            groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+        for group in groups:
+            sizes |= {id(each.sharded_param): each.mesh_info.mesh.size() for each in group.fsdp_params}
+    return sizes
 
 
 def place(model: nn.Module, device: torch.device) -> nn.Module:

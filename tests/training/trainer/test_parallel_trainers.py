@@ -254,6 +254,29 @@ def what_is_refused(ranks: Any, folder: Path) -> Any:
     }  # fmt: skip
 
 
+def sharded_models(ranks: Any, folder: Path) -> Any:
+    """What a Trainer says to models whose parameters are DTensors."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    def of(shape: tuple[int, int], *, cuts: bool, shards: str | None) -> Any:
+        mesh, model = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")), Net()
+        if cuts:
+            parallelize_module(model, mesh["tp"], {"first": ColwiseParallel(), "last": RowwiseParallel()})
+        if shards is not None:
+            fully_shard(model, mesh=mesh if shards == "both" else mesh[shards])
+        return error_of(lambda: made(DDPTrainer, folder, model, rows(4), {}))
+
+    return {
+        "tensor parallel": of((1, 2), cuts=True, shards=None),
+        "tensor parallel and FSDP": of((1, 2), cuts=True, shards="dp"),
+        "FSDP over one of two": of((1, 2), cuts=False, shards="dp"),
+        "FSDP and tensor parallel of one": of((2, 1), cuts=True, shards="dp"),
+        "hybrid FSDP": [of((1, 2), cuts=False, shards="both"), of((2, 1), cuts=False, shards="both")],
+    }
+
+
 def data_on_rank_0_only(ranks: Any, folder: Path) -> Any:
     """Evaluated more than once."""
     data, dataset = (Points(20), Points(9)) if ranks.rank == 0 else (None, None)
@@ -272,6 +295,7 @@ ON_TWO = [
     an_accelerated_run,
     an_accelerated_run_goes_on,
     what_is_refused,
+    sharded_models,
     data_on_rank_0_only,
 ]
 
@@ -378,6 +402,22 @@ def test_what_cannot_be_is_refused_in_one_line(said: Said) -> None:
     assert "model_splitter gave 1 stages; 2 modules are needed" in first["too few"]
     assert "'first.weight' of stage 1 is the same parameter as 'first.weight' of stage 0" in first["tied"]
     assert "gradient_accumulation_steps=2: must be 1" in first["accumulates"]
+
+
+def test_a_model_whose_ranks_need_the_same_batches_is_refused_and_one_of_fsdp_is_not(said: Said) -> None:
+    first, second = said["sharded_models"]
+    assert first == second
+    for name, where in (
+        ("tensor parallel", "DDPTrainer: model=Net: its parameter 'first.weight' is a DTensor with placements (Shard("),
+        ("tensor parallel", "on DeviceMesh((tp=2), 'cpu'"),
+        ("tensor parallel and FSDP", "on DeviceMesh((dp=1, tp=2), 'cpu'"),
+    ):
+        assert where in first[name]
+        assert "2 ranks hold it together as in tensor parallelism and need the same batches" in first[name]
+        assert "guides/hybrid_parallelism.md" in first[name]
+    assert "1 of 2 ranks, so the others would not get its gradients" in first["FSDP over one of two"]
+    assert first["FSDP and tensor parallel of one"] == "nothing"
+    assert first["hybrid FSDP"] == ["nothing", "nothing"]
 
 
 def test_a_data_set_of_rank_0_is_evaluated_again_and_again(said: Said) -> None:
