@@ -267,9 +267,9 @@ def _is_plateau(scheduler: Any) -> bool:
 
 def _note_best(args: Any, state: Any, step: int, score: float) -> None:
     """As `Trainer._determine_best_metric` does, of the evaluated step."""
-    is_better = state.best_metric is None or (
-        score > state.best_metric if args.greater_is_better else score < state.best_metric
-    )
+    if state.best_metric is None:  # not-a-number is never better
+        state.best_metric = float("-inf") if args.greater_is_better else float("inf")
+    is_better = score > state.best_metric if args.greater_is_better else score < state.best_metric
     if not is_better:
         return
     state.best_metric = score

@@ -120,16 +120,18 @@ class Scoring(Objective):
         return float(metrics[key])
 
     def _is_best(self, metrics: Mapping[str, Any]) -> bool:
+        """Keeps the best metric in the state, as Hugging Face's does: callbacks that stop a run look at it."""
         if self.args.metric_for_best_model is None:
             return False
-        value, best = self._watched(metrics), self.state.best_metric
-        is_best = best is None or (value > best if self.args.greater_is_better else value < best)
-        if is_best and not math.isnan(value):
-            self.state.best_metric = value
+        value, is_greater, state = self._watched(metrics), self.args.greater_is_better, self.state
+        if state.best_metric is None:  # not-a-number is never better, and the next metric must know that there was one
+            state.best_metric = -math.inf if is_greater else math.inf
+        is_best = value > state.best_metric if is_greater else value < state.best_metric
+        if is_best:
+            state.best_metric = value
             if self.args.save_strategy != "no":
-                self.state.best_global_step = self.state.global_step
-            return True
-        return False
+                state.best_global_step = state.global_step
+        return is_best
 
 
 def speed(prefix: str, runtime_s: float, *, samples: int, steps: int) -> dict[str, float]:

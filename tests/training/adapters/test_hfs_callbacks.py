@@ -24,7 +24,7 @@ class Line(torch.nn.Module):
         self.a = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Any, labels: Any) -> Any:
-        return {"loss": ((self.a * x - labels) ** 2).mean()}
+        return {"loss": ((self.a * x - labels) ** 2).mean(), "logits": self.a * x}
 
 
 DATA = [{"x": torch.tensor([1.0]), "labels": torch.tensor([2.0])} for _ in range(8)]
@@ -61,6 +61,40 @@ def test_early_stopping_stops_where_it_does_under_hf(tmp_path: Path) -> None:
     assert ours.state.global_step == theirs.state.global_step == 6
     assert ours.state.best_metric == pytest.approx(theirs.state.best_metric)
     assert ours.state.best_global_step == theirs.state.best_global_step == 2
+
+
+NAN = float("nan")
+SCORES: dict[str, tuple[list[float], dict[str, Any]]] = {
+    "no number at first": ([NAN, NAN, NAN, 1.0, 0.5], {"greater_is_better": False}),
+    "greater is better, by how much": ([0.1, 0.5, 0.55, 0.58, 0.9], {"greater_is_better": True}),
+    "nothing is loaded": ([3.0, 2.0, 2.5, NAN, 1.0], {"load_best_model_at_end": False, "save_strategy": "no"}),
+}
+
+
+def scored(scores: list[float]) -> Any:
+    """Metrics of one evaluation after another."""
+    left = iter(scores)
+    return lambda _: {"score": next(left)}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_early_stopping_is_told_the_best_metric_as_under_hf(name: str, tmp_path: Path) -> None:
+    scores, chosen = SCORES[name]
+    given = {**GIVEN, "metric_for_best_model": "score", "learning_rate": 0.1, **chosen}
+    ran: list[Any] = []
+    for kind, arguments in ((HFTrainer, HFArguments), (Trainer, TrainingArguments)):
+        made = kind(
+            Line(),
+            arguments(output_dir=str(tmp_path / kind.__module__), report_to="none", **given),
+            train_dataset=DATA,
+            eval_dataset=DATA,
+            compute_metrics=scored(scores),
+            callbacks=[EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=0.1)],
+        )
+        made.train()
+        ran.append((made.state.global_step, made.state.best_metric, made.state.best_global_step))
+    assert ran[0] == ran[1]
+    assert ran[0][0] < 2 * len(scores)  # it did stop
 
 
 def test_early_stoppings_patience_is_in_our_checkpoints(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -245,7 +246,7 @@ def test_in_place_of_the_trainers_own_it_stops_early_and_the_best_weights_are_lo
 
 
 def test_the_best_of_the_last_evaluation_is_loaded_too(tmp_path: Path) -> None:
-    beside = SakuraHFCallback(**{**LINE, "eval_fn": Falls(0.5, 0.4, 0.1)}, cadence="trainer", gate="always")
+    beside = SakuraHFCallback(**{**LINE, "eval_fn": Falls(math.nan, 0.4, 0.1)}, cadence="trainer", gate="always")
     inline = Inline(slope, None)
     made = trainer(tmp_path, inline, beside, **BY_EPOCH)
     made.train()
