@@ -8,27 +8,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import UsageError
+from .legal_arguments import CHOICES, RULES, types_of
+from .optimizer_options import options_of
 
 __all__ = ["DDPTrainingArguments", "TrainingArguments"]
-
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
-SCHEDULES = (
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-    "reduce_lr_on_plateau",
-    "cosine_with_min_lr",
-    "warmup_stable_decay",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +33,8 @@ class TrainingArguments:
     that may come without its name, as in Hugging Face's."""
     logging_dir: str | os.PathLike[str] | None = None
     """What loggers write. None: `output_dir/logs`."""
+    run_name: str | None = None
+    """What loggers of Hugging Face's that keep runs by name call this one. Ours do not look at it."""
 
     # How long, and how fast
     num_train_epochs: float = 3.0
@@ -56,16 +46,30 @@ class TrainingArguments:
     lr_scheduler_kwargs: Mapping[str, Any] | None = None
     warmup_steps: float = 0
     optim: str = "adamw_torch_fused"
+    optim_args: str | None = None
+    """Further options of the optimizer, "momentum=0.9, nesterov=true". sgd: momentum, dampening, nesterov; adagrad:
+    lr_decay, eps; rmsprop: momentum, alpha, eps, centered. Unlike Hugging Face's, others are refused, not ignored."""
     weight_decay: float = 0.0
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm; 0: they are not, and the norm is still logged."""
+    label_smoothing_factor: float = 0.0
+    """So much of each label's weight is shared by all classes, in evaluation too. Labels are numbers of classes, and
+    the model gives its logits as "logits", first or alone. Does nothing where `compute_loss_func` is given."""
     average_tokens_across_devices: bool = True
     """Whether a token of one rank counts as much as one of another where their numbers differ."""
     bf16: bool = False
     fp16: bool = False
+    activation_checkpointing: bool | None = None
+    """Compute activations once more in the backward pass instead of keeping them, by the model's own
+    `activation_checkpointing_enable` or `gradient_checkpointing_enable`, which Hugging Face's have."""
+    activation_checkpointing_kwargs: Mapping[str, Any] | None = None
+    """What these are given; `every_n_layers` and `offload` by name, the rest for `torch.utils.checkpoint`."""
+    gradient_checkpointing: bool | None = None
+    gradient_checkpointing_kwargs: Mapping[str, Any] | None = None
+    """The older names of the two above, which win where both are given."""
     torch_compile: bool = False
     torch_compile_backend: str | None = None
     torch_compile_mode: str | None = None
@@ -84,6 +88,9 @@ class TrainingArguments:
     eval_on_start: bool = False
     per_device_eval_batch_size: int = 8
     prediction_loss_only: bool = False
+    eval_accumulation_steps: int | None = None
+    """Predictions go to the CPU after so many batches. None: after each, where Hugging Face's keeps all on the device
+    to the end."""
     save_strategy: str = "steps"
     save_steps: float = 500
     save_total_limit: int | None = None
@@ -128,6 +135,8 @@ class TrainingArguments:
     # The world
     seed: int = 42
     data_seed: int | None = None
+    full_determinism: bool = False
+    """Only algorithms of torch that give the same again, for this process from then on; what has none raises."""
     use_cpu: bool = False
     disable_tqdm: bool | None = None
     ddp_find_unused_parameters: bool | None = None
@@ -140,16 +149,17 @@ class TrainingArguments:
     def __post_init__(self) -> None:
         self._check_types()
         self._normalise()
-        for name, (is_legal, legal) in _RULES.items():
+        for name, (is_legal, legal) in RULES.items():
             value = getattr(self, name)
             if not is_legal(value):
                 raise UsageError(f"{type(self).__name__}.{name}={value!r}: must be {legal}")
+        options_of(self.optim, self.optim_args, arguments=type(self).__name__)
         self._derive()
         self._check_combinations()
 
     def _check_types(self) -> None:
         """A flag that is text is true, also "false": what comes out of a file must not turn things on."""
-        for name, (kinds, legal) in _TYPES.items():
+        for name, (kinds, legal) in types_of(type(self)).items():
             value = getattr(self, name)
             reports = name == "report_to" and value not in ("none", None, [], ())
             if not isinstance(value, kinds) or reports:
@@ -164,8 +174,14 @@ class TrainingArguments:
             self._set("resume_from_checkpoint", os.fspath(self.resume_from_checkpoint))
         if isinstance(self.include_num_input_tokens_seen, bool):
             self._set("include_num_input_tokens_seen", "all" if self.include_num_input_tokens_seen else "no")
+        for name in ("activation_checkpointing", "activation_checkpointing_kwargs"):
+            older = name.replace("activation", "gradient")
+            value = getattr(self, name) if getattr(self, name) is not None else getattr(self, older)
+            value = bool(value) if name == "activation_checkpointing" else value
+            self._set(name, value)
+            self._set(older, value)
         self._set("report_to", [])
-        for name in _CHOICES:
+        for name in CHOICES:
             value = getattr(self, name)
             self._set(name, getattr(value, "value", value))  # Hugging Face's enums have text as values
 
@@ -258,101 +274,3 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_as_json(each) for each in value]
     return value if isinstance(value, bool | int | float | str | None) else str(value)
-
-
-Interval = Literal["no", "steps", "epoch"]
-Rule = tuple[Callable[[Any], bool], str]
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "logging_strategy": ("no", "steps", "epoch"),
-    "eval_strategy": ("no", "steps", "epoch"),
-    "save_strategy": ("no", "steps", "epoch", "best"),
-    "save_on_busy": ("wait", "skip"),
-    "lr_scheduler_type": SCHEDULES,
-    "optim": OPTIMIZERS,
-    "train_sampling_strategy": ("random", "sequential"),
-    "include_num_input_tokens_seen": ("no", "all", "non_padding"),
-}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _at_least(least: float) -> Rule:
-    return lambda value: _is_number(value) and value >= least, f"a number, at least {least:g}"
-
-
-def _whole(least: int, *, or_none: bool = False) -> Rule:
-    legal = f"a whole number, at least {least}" + (", or None" if or_none else "")
-    return lambda value: (or_none and value is None) or (_is_whole(value) and value >= least), legal
-
-
-def _steps(*, or_none: bool = False) -> Rule:
-    legal = "a whole number of steps, at least 1, or a share of all steps between 0 and 1"
-    return lambda value: (or_none and value in (None, 0)) or _is_steps(value), legal + (", or None" * or_none)
-
-
-def _is_steps(value: object) -> bool:
-    return _is_number(value) and (0 < float(str(value)) < 1 or (float(str(value)) >= 1 and float(str(value)) % 1 == 0))
-
-
-def _share(value: object) -> bool:
-    return _is_number(value) and 0 <= float(str(value)) < 1
-
-
-def _one_of(names: tuple[str, ...]) -> Rule:
-    return lambda value: value in names, "one of " + ", ".join(map(repr, names))
-
-
-_RULES: dict[str, Rule] = {
-    **{name: _one_of(names) for name, names in _CHOICES.items()},
-    "num_train_epochs": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-    "max_steps": (lambda value: _is_whole(value) and (value == -1 or value > 0), "a whole number above 0, or -1"),
-    "per_device_train_batch_size": _whole(1),
-    "per_device_eval_batch_size": _whole(1),
-    "gradient_accumulation_steps": _whole(1),
-    "learning_rate": _at_least(0),
-    "warmup_steps": (
-        lambda value: _is_number(value) and (0 <= value < 1 or (value >= 1 and value % 1 == 0)),
-        "a whole number of steps, at least 0, or a share of all steps below 1",
-    ),
-    "weight_decay": _at_least(0),
-    "adam_beta1": (_share, "a number from 0 to below 1"),
-    "adam_beta2": (_share, "a number from 0 to below 1"),
-    "adam_epsilon": _at_least(0),
-    "max_grad_norm": _at_least(0),
-    "logging_steps": _steps(),
-    "eval_steps": _steps(or_none=True),
-    "save_steps": _steps(),
-    "eval_delay": _at_least(0),
-    "save_total_limit": _whole(1, or_none=True),
-    "jit_checkpoint_grace_s": (lambda value: _is_number(value) and value > 0, "a number of seconds above 0"),
-    "dataloader_num_workers": _whole(0),
-    "dataloader_prefetch_factor": _whole(1, or_none=True),
-    "ddp_bucket_cap_mb": _whole(1, or_none=True),
-    "seed": (lambda value: _is_whole(value) and 0 <= value < 2**32, "a whole number from 0 to 4294967295"),
-    "data_seed": (
-        lambda value: value is None or (_is_whole(value) and 0 <= value < 2**32),
-        "a whole number from 0 to 4294967295, or None",
-    ),
-}
-
-_FLAGS = {
-    each.name: ((int, type(None)), "True, False or None") if "None" in str(each.type) else ((int,), "True or False")
-    for each in fields(TrainingArguments)
-    if each.init and each.type in ("bool", "bool | None")
-}
-_PATH: tuple[tuple[type, ...], str] = ((str, os.PathLike, type(None)), "a path, or None")
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    **_FLAGS,
-    "output_dir": _PATH,
-    "logging_dir": _PATH,
-    "resume_from_checkpoint": ((str, os.PathLike, bool, type(None)), "a checkpoint's folder, True, 'auto', or None"),
-    "report_to": ((str, tuple, list, type(None)), "'none'; give callbacks=[TBLogger(...)] to what should report"),
-    "metric_for_best_model": ((str, type(None)), "a metric's name, or None"),
-}

@@ -23,6 +23,7 @@ from ..events import TrainerControl, TrainerState
 from . import loss
 from .collate import Collator, columns_of
 from .defaults import with_defaults
+from .determinism import make_deterministic
 from .evaluation import plain
 from .optimization import Scheduler
 from .outputs import EvalPrediction
@@ -30,6 +31,7 @@ from .precision import Precision
 from .reading import has_length
 from .record import Record
 from .saves import Saves, Termination
+from .smoothing import smoothing_of
 from .stream import Stream, make_stream
 from .world import check_data_parallel, device_of, place, unwrap
 
@@ -73,6 +75,7 @@ class Assembly:
         self.args = args if args is not None else TrainingArguments()
         if not isinstance(self.args, TrainingArguments):
             raise UsageError(f"Trainer: args={self.args!r:.80}: must be a skyward.training.TrainingArguments")
+        make_deterministic(self.args)
         self.ranks: Ranks = self._make_ranks()
         self.device = self._make_device()
         if (model is None) == (model_init is None):
@@ -82,8 +85,9 @@ class Assembly:
             model = model_init()
         assert model is not None
         self._take(model)
-        columns = self._columns_to_keep() if self.args.remove_unused_columns else None
-        self.data_collator = Collator(data_collator, columns)
+        self.data_collator = Collator(
+            data_collator, self._columns_to_keep() if self.args.remove_unused_columns else None
+        )
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
@@ -108,9 +112,9 @@ class Assembly:
         self._weights: int | None = None  # parameters but for tables of embeddings, counted when needed
         self._is_compiled = self._has_begun = False
         self._saves, self._termination = Saves(self.checkpoints, self.args), Termination(self.args, self.ranks)
-        counts = self.compute_loss_func if self.compute_loss_func is not None else self.model
-        self._counts_itself = loss.takes_num_items(counts)
+        self._counts_itself = loss.takes_num_items(self.model if compute_loss_func is None else compute_loss_func)
         self._shifts_labels = loss.shifts_labels(self.model)
+        self._smoothing = smoothing_of(self.model, self.args, is_given_a_loss=self.compute_loss_func is not None)
         self._check()
 
     def _make_ranks(self) -> Ranks:

@@ -41,11 +41,12 @@ def evaluate(
     after_each: Callable[[], None],
     ranks: Ranks,
     keeps: bool,
+    moves_every: int = 1,
 ) -> Evaluated:
     """Runs `step` (-> loss, predictions, labels) on every batch. Collective.
 
     count: how much a batch's mean loss counts. after_each: called after every batch. keeps: predictions and labels,
-    which are moved to the CPU batch by batch.
+    which are moved to the CPU after `moves_every` batches.
     """
     stream.open(0, skip=0)
     total: torch.Tensor | float = 0.0
@@ -63,8 +64,11 @@ def evaluate(
         samples += batch.samples
         steps += 1
         if keeps:
-            kept.append((_arrays(predictions), _arrays(labels)) if batch.samples else None)
+            kept.append((predictions, labels) if batch.samples else None)
+            if steps % moves_every == 0:
+                kept[-moves_every:] = _moved(kept[-moves_every:])
         after_each()
+    kept[steps - steps % moves_every :] = _moved(kept[steps - steps % moves_every :])
     parts = ranks.exchange((float(total), float(weight), samples, has_loss, kept))
     loss_sum, weight_sum = sum(part[0] for part in parts), sum(part[1] for part in parts)
     # Ranks hold neighbouring samples of each round: rounds in turn, and within them ranks, are the data set's order.
@@ -124,6 +128,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return value.item()
     return value
+
+
+def _moved(kept: list[tuple[Any, Any] | None]) -> list[tuple[Any, Any] | None]:
+    return [None if each is None else (_arrays(each[0]), _arrays(each[1])) for each in kept]
 
 
 def _arrays(value: Any) -> Any:

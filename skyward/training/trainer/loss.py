@@ -39,6 +39,10 @@ __all__ = [
 IGNORED = -100
 """The label that cross entropy leaves out."""
 
+_SHIFTING = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+"""Source: transformers 5.23, LOSS_MAPPING of loss/loss_utils.py. It has no entry for GPT2LMHeadModel and other older
+names, whose loss shifts labels all the same, and Hugging Face's Trainer takes it that theirs do not."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
@@ -157,7 +161,12 @@ def takes_num_items(function: Callable[..., Any] | nn.Module) -> bool:
 
 def shifts_labels(model: nn.Module) -> bool:
     """Whether the model's loss leaves out each row's first label: Hugging Face's causal language models."""
-    return "ForCausalLM" in str(getattr(model, "loss_type", "")) or type(model).__name__.endswith("LMHeadModel")
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False  # what its decoder is given is shifted already
+    kind, name = getattr(model, "loss_type", None), type(model).__name__
+    if kind is not None:
+        return kind in _SHIFTING
+    return name.endswith("LMHeadModel") and not name.endswith(("XLNetLMHeadModel", "WithLMHeadModel"))
 
 
 def tokens_in(inputs: Any, model: nn.Module) -> int:
@@ -220,7 +229,10 @@ def _label_counts(
             or labels.ndim < (1 if counts_itself else 2)
         ):
             return None
-        if shifts_labels and labels.ndim > 1:
+        shifted = batch.inputs.get("shift_labels") if isinstance(batch.inputs, Mapping) else None
+        if isinstance(shifted, torch.Tensor):  # by a collator of Hugging Face's, for rows without padding
+            labels = shifted
+        elif shifts_labels and labels.ndim > 1:
             labels = labels[..., 1:]
         found.append(labels.ne(IGNORED).sum() * (batch.samples > 0))
     return found

@@ -12,6 +12,7 @@ from ..agree import Ranks
 from . import loss
 from .assembly import Assembly
 from .batches import MicroBatch
+from .smoothing import smoothed
 
 __all__ = ["Objective"]
 
@@ -57,13 +58,22 @@ class Objective(Assembly):
         it divides by it then.
         """
         counted = {} if num_items_in_batch is None else {"num_items_in_batch": num_items_in_batch}
-        if self.compute_loss_func is None:
+        labels, rest = loss.apart(inputs, self.args.label_names)
+        if self.compute_loss_func is not None:
+            outputs = loss.call(model, rest)
+            value = self.compute_loss_func(outputs, labels, **counted)
+        elif self._smoothing and labels is not None:
+            outputs = loss.call(model, rest)
+            value = smoothed(
+                outputs,
+                labels,
+                factor=self._smoothing,
+                shifts_labels=self._shifts_labels,
+                num_items=num_items_in_batch,
+            )
+        else:
             outputs = loss.call(model, inputs, **counted)
             value = loss.loss_of(outputs, model)
-        else:
-            labels, inputs = loss.apart(inputs, self.args.label_names)
-            outputs = loss.call(model, inputs)
-            value = self.compute_loss_func(outputs, labels, **counted)
         return (value, outputs) if return_outputs else value
 
     def floating_point_ops(self, inputs: Any, tokens: int) -> float:

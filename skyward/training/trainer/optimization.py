@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from ...errors import UsageError
 from ..arguments import TrainingArguments
+from ..optimizer_options import options_of
 
 __all__ = ["Scheduler", "learning_rate_of", "make_optimizer", "make_scheduler"]
 
@@ -50,12 +51,13 @@ def make_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.Opt
             eps=args.adam_epsilon,
             fused=True if args.optim == "adamw_torch_fused" else None,
         )
+    options = options_of(args.optim, args.optim_args, arguments=type(args).__name__)
     classes: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "sgd": torch.optim.SGD,
         "adagrad": torch.optim.Adagrad,
         "rmsprop": torch.optim.RMSprop,
     }
-    return classes[args.optim](groups, lr=args.learning_rate)
+    return classes[args.optim](groups, lr=args.learning_rate, **options)
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, args: TrainingArguments, max_steps: int) -> Scheduler:

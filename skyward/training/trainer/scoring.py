@@ -66,6 +66,7 @@ class Scoring(Objective):
                 after_each=lambda: self._fire("on_prediction_step"),
                 ranks=self._data_ranks,
                 keeps=keeps,
+                moves_every=self.args.eval_accumulation_steps or 1,
             )
         metrics: dict[str, Any] = {}
         if self.compute_metrics is not None and done.predictions is not None and done.labels is not None:

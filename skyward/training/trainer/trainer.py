@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ...errors import UsageError
 from ..checkpoint.rng import seed_everything
 from . import flow, loss
+from .activations import checkpoint_activations
 from .assembly import Position
 from .batches import MicroBatch
 from .checkpointing import Checkpointing
@@ -108,6 +109,7 @@ class Trainer(Scoring, Checkpointing):
         return self.state.global_step
 
     def _prepare_model(self) -> None:
+        checkpoint_activations(self.model, self.args)
         if self.args.torch_compile and not self._is_compiled:
             self.model.compile(backend=self.args.torch_compile_backend or "inductor", mode=self.args.torch_compile_mode)
             self._is_compiled = True

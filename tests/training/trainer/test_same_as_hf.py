@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers.trainer_utils import set_seed
+from transformers.trainer_utils import enable_full_determinism, set_seed
 
-from skyward.training import TrainerControl, TrainingArguments
+from skyward.training import Trainer, TrainerControl, TrainingArguments
 from tests.training.trainer.regression import Line, Points, Stream, callback, run
 
 HF_EVENTS = (
@@ -53,7 +54,11 @@ def stop_at(step: int, event: str = "on_step_end", flag: str = "should_training_
 
 # name: arguments, how many points, what a callback asks for
 CADENCES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
-    "epochs": ({"num_train_epochs": 2, "logging_strategy": "epoch"}, 20, {}),
+    "epochs": (
+        {"num_train_epochs": 2, "logging_strategy": "epoch", "optim": "adagrad", "optim_args": "lr_decay=0.1,eps=1e-6"},
+        20,
+        {},
+    ),
     "everything by steps": (
         {
             "max_steps": 7,
@@ -67,7 +72,14 @@ CADENCES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
         {},
     ),
     "everything by epochs": (
-        {"num_train_epochs": 3, "logging_strategy": "epoch", "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {
+            "num_train_epochs": 3,
+            "logging_strategy": "epoch",
+            "eval_strategy": "epoch",
+            "save_strategy": "epoch",
+            "optim": "rmsprop",
+            "optim_args": "alpha=0.9, momentum=0.5, eps=1e-6, centered=true",
+        },
         20,
         {},
     ),
@@ -105,7 +117,14 @@ CADENCES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
         {},
     ),
     "shares of all steps": (
-        {"num_train_epochs": 2, "logging_steps": 0.25, "eval_strategy": "steps", "eval_steps": 0.5},
+        {
+            "num_train_epochs": 2,
+            "logging_steps": 0.25,
+            "eval_strategy": "steps",
+            "eval_steps": 0.5,
+            "optim": "sgd",
+            "optim_args": "momentum=0.9, nesterov=true",
+        },
         20,
         {},
     ),
@@ -124,7 +143,13 @@ CADENCES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "stopped by a callback": ({"num_train_epochs": 3, "logging_steps": 1}, 20, stop_at(7)),
     "stopped while logging": ({"num_train_epochs": 3, "logging_steps": 2}, 20, stop_at(4, "on_log")),
     "stopped by the evaluation": (
-        {"num_train_epochs": 3, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2},
+        {
+            "num_train_epochs": 3,
+            "logging_steps": 1,
+            "eval_strategy": "steps",
+            "eval_steps": 2,
+            "eval_accumulation_steps": 2,
+        },
         20,
         stop_at(6, "on_evaluate"),
     ),
@@ -276,6 +301,11 @@ def test_names_and_defaults_are_those_of_hugging_face() -> None:
     ours = TrainingArguments(output_dir="x")
     of_ours_alone = {"logging_dir", "dispatch_batches", "async_save", "save_on_busy", "jit_checkpoint_grace_s"}
     derived_from_the_machine = {"disable_tqdm", "use_cpu", "dataloader_pin_memory"}
+    assert {field.name for field in dataclasses.fields(TrainingArguments)} >= {
+        "label_smoothing_factor", "activation_checkpointing", "activation_checkpointing_kwargs",
+        "gradient_checkpointing", "gradient_checkpointing_kwargs", "run_name", "eval_accumulation_steps",
+        "full_determinism", "optim_args",
+    }  # fmt: skip
     for field in dataclasses.fields(TrainingArguments):
         if field.name in of_ours_alone | derived_from_the_machine:
             continue
@@ -303,7 +333,15 @@ def test_a_callback_of_hugging_face_stops_our_trainer(tmp_path: Path) -> None:
     assert stopped.state.best_global_step == 1
 
 
-def test_a_language_model_of_hugging_face_has_its_own_losses(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"label_smoothing_factor": 0.2, "activation_checkpointing": True,
+         "activation_checkpointing_kwargs": {"use_reentrant": False}, "eval_strategy": "steps", "eval_steps": 2},
+    ],
+)  # fmt: skip
+def test_a_language_model_of_hugging_face_has_its_own_losses(more: dict[str, Any], tmp_path: Path) -> None:
     """Labels that differ in number, uneven micro-batches: both divide by the tokens of the whole step."""
     config = transformers.LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                                       num_attention_heads=2, max_position_embeddings=16)  # fmt: skip
@@ -312,22 +350,92 @@ def test_a_language_model_of_hugging_face_has_its_own_losses(tmp_path: Path) -> 
     for number in range(11):
         tokens = torch.randint(32, (12,), generator=generator)
         rows.append({"input_ids": tokens, "labels": tokens.where(torch.arange(12) > number, torch.tensor(-100))})
-    args = {"max_steps": 4, "gradient_accumulation_steps": 2, "logging_steps": 1, "learning_rate": 0.01}
+    args = {"max_steps": 4, "gradient_accumulation_steps": 2, "logging_steps": 1, "learning_rate": 0.01} | more
 
     def model() -> Any:
         set_seed(0)
         return transformers.LlamaForCausalLM(config)
 
-    ours = run(tmp_path / "ours", model=model(), data=rows, eval_dataset=rows, **COMMON | args)
+    ours = run(tmp_path / "ours", model=model(), data=rows, eval_dataset=rows[:8], **COMMON | args)
     theirs = transformers.Trainer(
         model(),
+        transformers.TrainingArguments(output_dir=str(tmp_path / "theirs"), report_to="none", **COMMON | args),
+        train_dataset=rows,
+        eval_dataset=rows[:8],
+    )
+    theirs.remove_callback(transformers.PrinterCallback)
+    theirs.train()
+    for mine, yours in zip(ours.state.log_history[:-1], theirs.state.log_history[:-1], strict=True):
+        for key, rel in (("loss", 1e-4), ("grad_norm", 1e-3), ("eval_loss", 1e-4)):
+            assert (key in mine) is (key in yours)
+            assert key not in mine or mine[key] == pytest.approx(yours[key], rel=rel), key
+    assert ours.model.is_activation_checkpointing is theirs.model.is_activation_checkpointing is bool(more)
+    assert ours.state.total_flos == pytest.approx(theirs.state.total_flos)
+    assert ours.state.num_input_tokens_seen == sum(12 * size for size in (8, 3, 8, 3))
+
+
+def test_a_gpt2s_loss_is_its_own_mean_where_hugging_faces_trainer_divides_by_one_label_more(tmp_path: Path) -> None:
+    """GPT2LMHeadModel leaves out each row's first label, but is not among the classes of which its Trainer knows that.
+    So with rows of T labels it logs, and trains on, (T - 1) / T of the loss that the model gives by itself."""
+    config = transformers.GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=16, resid_pdrop=0,
+                                     embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=0)  # fmt: skip
+    tokens = torch.randint(32, (4, 12), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": row} for row in tokens]
+    model = transformers.GPT2LMHeadModel(config)
+    alone = model(input_ids=tokens, labels=tokens).loss.item()
+    args = {"max_steps": 1, "logging_steps": 1, "learning_rate": 0.0}
+    ours = run(tmp_path / "ours", model=model, data=rows, **COMMON | args)
+    assert ours.state.log_history[0]["loss"] == pytest.approx(alone, rel=1e-5)
+    theirs = transformers.Trainer(
+        model,
         transformers.TrainingArguments(output_dir=str(tmp_path / "theirs"), report_to="none", **COMMON | args),
         train_dataset=rows,
     )
     theirs.remove_callback(transformers.PrinterCallback)
     theirs.train()
-    for mine, yours in zip(ours.state.log_history[:4], theirs.state.log_history[:4], strict=True):
-        assert mine["loss"] == pytest.approx(yours["loss"], rel=1e-4)
-        assert mine["grad_norm"] == pytest.approx(yours["grad_norm"], rel=1e-3)
-    assert ours.state.total_flos == pytest.approx(theirs.state.total_flos)
-    assert ours.state.num_input_tokens_seen == sum(12 * size for size in (8, 3, 8, 3))
+    assert theirs.state.log_history[0]["loss"] == pytest.approx(alone * 11 / 12, rel=1e-5)
+
+
+def test_which_models_shift_their_labels_is_known_as_hugging_face_knows_it() -> None:
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    from skyward.training.trainer.loss import shifts_labels
+
+    def model(kind: str | None, name: str = "Other", *, encodes: bool = False) -> Any:
+        made = type(name, (torch.nn.Module,), {})()
+        made.loss_type, made.config = kind, transformers.PretrainedConfig(is_encoder_decoder=encodes)
+        return made
+
+    for kind, function in LOSS_MAPPING.items():
+        assert shifts_labels(model(kind)) is (function is ForCausalLMLoss), kind
+        assert not shifts_labels(model(kind, encodes=True))
+    for name, shifts in (("GPT2LMHeadModel", True), ("XLNetLMHeadModel", False), ("XLMWithLMHeadModel", False)):
+        assert shifts_labels(model(None, name)) is shifts
+    assert not shifts_labels(Line())
+
+
+def test_full_determinism_is_that_of_hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "ASCEND_LAUNCH_BLOCKING", "HCCL_DETERMINISTIC",
+             "FLASH_ATTENTION_DETERMINISTIC"}  # fmt: skip
+
+    def after(make: Any) -> Any:
+        with monkeypatch.context() as patched:
+            for name in names:
+                patched.setenv(name, "")
+            before = dict(os.environ)
+            try:
+                make()
+                changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+                flags = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+                return changed, flags, torch.backends.cudnn.benchmark, torch.rand(()).item()
+            finally:
+                torch.use_deterministic_algorithms(False)
+                torch.backends.cudnn.deterministic = False
+
+    def ours(**args: Any) -> Any:
+        return Trainer(args=TrainingArguments(tmp_path, use_cpu=True, **args), model_init=Line)
+
+    theirs = after(lambda: enable_full_determinism(42))
+    assert after(lambda: ours(full_determinism=True)) == theirs
+    assert set(theirs[0]) == names
+    assert after(ours) == ({}, (False, False), *theirs[2:])

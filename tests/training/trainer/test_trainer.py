@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,19 @@ ILLEGAL: list[tuple[dict[str, Any], str]] = [
     ({"resume_from_checkpoint": 3}, r"resume_from_checkpoint=3: must be a checkpoint's folder, True, 'auto', or None"),
     ({"metric_for_best_model": 3}, r"metric_for_best_model=3: must be a metric's name, or None"),
     ({"save_strategy": "best"}, r"eval_strategy='no'"),
+    ({"label_smoothing_factor": 1.5}, r"label_smoothing_factor=1\.5: must be a number from 0 to 1"),
+    ({"eval_accumulation_steps": 0}, r"eval_accumulation_steps=0: must be a whole number, at least 1, or None"),
+    ({"run_name": 3}, r"run_name=3: must be a text, or None"),
+    ({"activation_checkpointing_kwargs": "no"}, r"activation_checkpointing_kwargs='no': must be a dictionary, or None"),
+    ({"gradient_checkpointing": "yes"}, r"gradient_checkpointing='yes': must be True, False or None"),
+    ({"optim_args": "momentum=1"}, r"optim_args='momentum=1': 'momentum' is no option .*fused', which takes none"),
+    ({"optim": "sgd", "optim_args": "momentum=x"}, r"optim_args='momentum=x': momentum=x: must be a number"),
+    (
+        {"optim": "sgd", "optim_args": "weight_decay=1"},
+        r"'sgd', which takes momentum, dampening, nesterov; ",
+    ),
+    ({"optim": "sgd", "optim_args": "nesterov=maybe"}, r"nesterov=maybe: must be one of true, 1, yes, false"),
+    ({"optim": "sgd", "optim_args": "nesterov=1"}, r"nesterov needs a momentum above 0"),
     ({"load_best_model_at_end": True}, r"save_strategy \('steps'\) and eval_strategy \('no'\)"),
     (
         {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 5},
@@ -228,6 +242,59 @@ def test_evaluation_gives_back_the_modes_of_modules_and_of_generators(tmp_path: 
     assert made.model.training
     assert not frozen.training
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_predictions_stay_on_the_device_for_as_many_batches_as_the_arguments_say(tmp_path: Path) -> None:
+    def alive(steps: int | None) -> tuple[list[int], Any]:
+        """How many batches' predictions there are, after each of five batches; and what is predicted."""
+        made: list[weakref.ref[torch.Tensor]] = []
+        seen: list[int] = []
+
+        def keeps(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            copied = logits.clone()
+            made.append(weakref.ref(copied))
+            return copied
+
+        one = trainer(tmp_path, eval_accumulation_steps=steps, per_device_eval_batch_size=2, callbacks=[
+            callback(on_prediction_step=lambda **_: seen.append(sum(each() is not None for each in made)))
+        ])  # fmt: skip
+        one.preprocess_logits_for_metrics = keeps
+        return seen, one.predict(Points(9)).predictions.tolist()
+
+    at_once, predictions = alive(None)
+    assert at_once == [1, 1, 1, 1, 1]  # the one that was just made
+    assert alive(3) == ([1, 2, 1, 1, 2], predictions)
+
+
+def test_smoothed_labels_are_those_of_torch_for_any_model_that_gives_logits(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(3, 5)
+    x, labels = torch.randn(8, 3), torch.tensor([0, 1, 2, 3, 4, -100, 1, 0])
+    expected = nn.functional.cross_entropy(model(x), labels, label_smoothing=0.3).item()
+    rows = list(zip(x, labels, strict=True))
+    options: dict[str, Any] = {"label_smoothing_factor": 0.3, "max_steps": 1, "logging_steps": 1}
+    options |= {"per_device_train_batch_size": 8, "eval_dataset": rows, "eval_strategy": "steps", "learning_rate": 0.0}
+    logged = run(tmp_path, model=model, data=rows, **options).state.log_history
+    assert logged[0]["loss"] == pytest.approx(expected)
+    assert logged[1]["eval_loss"] == pytest.approx(expected)
+    with pytest.raises(UsageError, match=r"label_smoothing_factor=0.3: needs logits and labels .*float32"):
+        run(tmp_path, model=model, data=[(row, label.float()) for row, label in rows], **options)
+
+
+def test_activations_are_computed_again_by_a_model_that_can(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    class Can(Line):
+        def gradient_checkpointing_enable(self, **options: Any) -> None:
+            asked.append(options)
+
+    run(tmp_path, model=Can(), max_steps=1, gradient_checkpointing=True)
+    kwargs = {"use_reentrant": False, "every_n_layers": 2}
+    run(tmp_path, model=Can(), max_steps=1, gradient_checkpointing=True, gradient_checkpointing_kwargs=kwargs)
+    run(tmp_path, model=Can(), max_steps=1)
+    assert asked == [{}, {"every_n_layers": 2, "gradient_checkpointing_kwargs": {"use_reentrant": False}}]
+    with pytest.raises(UsageError, match="activation_checkpointing=True: Line has neither"):
+        run(tmp_path, max_steps=1, activation_checkpointing=True)
 
 
 def test_metrics_are_computed_on_all_predictions_and_reach_callbacks(tmp_path: Path) -> None:

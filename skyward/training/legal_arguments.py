@@ -1,0 +1,132 @@
+"""Which values the arguments of a training may have, and what is said of others."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+__all__ = ["CHOICES", "OPTIMIZERS", "RULES", "Rule", "types_of"]
+
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
+SCHEDULES = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+    "reduce_lr_on_plateau",
+    "cosine_with_min_lr",
+    "warmup_stable_decay",
+)
+
+Rule = tuple[Callable[[Any], bool], str]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "logging_strategy": ("no", "steps", "epoch"),
+    "eval_strategy": ("no", "steps", "epoch"),
+    "save_strategy": ("no", "steps", "epoch", "best"),
+    "save_on_busy": ("wait", "skip"),
+    "lr_scheduler_type": SCHEDULES,
+    "optim": OPTIMIZERS,
+    "train_sampling_strategy": ("random", "sequential"),
+    "include_num_input_tokens_seen": ("no", "all", "non_padding"),
+}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _at_least(least: float) -> Rule:
+    return lambda value: _is_number(value) and value >= least, f"a number, at least {least:g}"
+
+
+def _whole(least: int, *, or_none: bool = False) -> Rule:
+    legal = f"a whole number, at least {least}" + (", or None" if or_none else "")
+    return lambda value: (or_none and value is None) or (_is_whole(value) and value >= least), legal
+
+
+def _steps(*, or_none: bool = False) -> Rule:
+    legal = "a whole number of steps, at least 1, or a share of all steps between 0 and 1"
+    return lambda value: (or_none and value in (None, 0)) or _is_steps(value), legal + (", or None" * or_none)
+
+
+def _is_steps(value: object) -> bool:
+    return _is_number(value) and (0 < float(str(value)) < 1 or (float(str(value)) >= 1 and float(str(value)) % 1 == 0))
+
+
+def _share(value: object) -> bool:
+    return _is_number(value) and 0 <= float(str(value)) < 1
+
+
+def _one_of(names: tuple[str, ...]) -> Rule:
+    return lambda value: value in names, "one of " + ", ".join(map(repr, names))
+
+
+RULES: dict[str, Rule] = {
+    **{name: _one_of(names) for name, names in CHOICES.items()},
+    "num_train_epochs": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    "max_steps": (lambda value: _is_whole(value) and (value == -1 or value > 0), "a whole number above 0, or -1"),
+    "per_device_train_batch_size": _whole(1),
+    "per_device_eval_batch_size": _whole(1),
+    "gradient_accumulation_steps": _whole(1),
+    "learning_rate": _at_least(0),
+    "warmup_steps": (
+        lambda value: _is_number(value) and (0 <= value < 1 or (value >= 1 and value % 1 == 0)),
+        "a whole number of steps, at least 0, or a share of all steps below 1",
+    ),
+    "weight_decay": _at_least(0),
+    "adam_beta1": (_share, "a number from 0 to below 1"),
+    "adam_beta2": (_share, "a number from 0 to below 1"),
+    "adam_epsilon": _at_least(0),
+    "label_smoothing_factor": (lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "eval_accumulation_steps": _whole(1, or_none=True),
+    "max_grad_norm": _at_least(0),
+    "logging_steps": _steps(),
+    "eval_steps": _steps(or_none=True),
+    "save_steps": _steps(),
+    "eval_delay": _at_least(0),
+    "save_total_limit": _whole(1, or_none=True),
+    "jit_checkpoint_grace_s": (lambda value: _is_number(value) and value > 0, "a number of seconds above 0"),
+    "dataloader_num_workers": _whole(0),
+    "dataloader_prefetch_factor": _whole(1, or_none=True),
+    "ddp_bucket_cap_mb": _whole(1, or_none=True),
+    "seed": (lambda value: _is_whole(value) and 0 <= value < 2**32, "a whole number from 0 to 4294967295"),
+    "data_seed": (
+        lambda value: value is None or (_is_whole(value) and 0 <= value < 2**32),
+        "a whole number from 0 to 4294967295, or None",
+    ),
+}
+
+_PATH: tuple[tuple[type, ...], str] = ((str, os.PathLike, type(None)), "a path, or None")
+_OPTIONS: tuple[tuple[type, ...], str] = ((Mapping, type(None)), "a dictionary, or None")
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "output_dir": _PATH,
+    "logging_dir": _PATH,
+    "run_name": ((str, type(None)), "a text, or None"),
+    "optim_args": ((str, type(None)), "a text such as 'momentum=0.9', or None"),
+    "lr_scheduler_kwargs": _OPTIONS,
+    "activation_checkpointing_kwargs": _OPTIONS,
+    "resume_from_checkpoint": ((str, os.PathLike, bool, type(None)), "a checkpoint's folder, True, 'auto', or None"),
+    "report_to": ((str, tuple, list, type(None)), "'none'; give callbacks=[TBLogger(...)] to what should report"),
+    "metric_for_best_model": ((str, type(None)), "a metric's name, or None"),
+}
+
+
+def types_of(arguments: type) -> dict[str, tuple[tuple[type, ...], str]]:
+    """By the name of a field, the types that it may have, and how they are called. Flags are found by their types."""
+    flags = {
+        each.name: ((int, type(None)), "True, False or None") if "None" in str(each.type) else ((int,), "True or False")
+        for each in fields(arguments)
+        if each.init and each.type in ("bool", "bool | None")
+    }
+    return flags | _TYPES
