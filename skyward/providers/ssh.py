@@ -29,7 +29,6 @@ _HOST = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^\s:/]+)@)?"
     r"(?:\[(?P<ip>[^\s\[\]]+)\]|(?P<bare>[^@\s\[\]/]*:[^@\s\[\]/]*:[^@\s\[\]/]*)|(?P<host>[^:@\s\[\]/]+))(?::(?P<port>\d+))?"
 )
-_KNOWN_HOSTS = "~/.ssh/known_hosts"
 _CONNECT_S = 30.0
 """Seconds for a host to answer that is expected to be up, or in whose place there is another. One that was lost and
 has no spare may be booting, and gets the pool's `provision_timeout_s`."""
@@ -242,7 +241,7 @@ def _host_keys(given: str | Sequence[str]) -> HostKeys:
     if given == "known_hosts":
         return HostKeys()
     if given == "accept-new":
-        return HostKeys(policy="pin", file=_KNOWN_HOSTS)
+        return HostKeys(policy="pin")
     is_word = isinstance(given, str) and " " not in given and not given.startswith("SHA256:")
     if is_word or not isinstance(given, Sequence) or not given or not all(isinstance(key, str) for key in given):
         raise UsageError(f'SSH.host_keys: {given!r}; it is "known_hosts", "accept-new" or a list of keys')

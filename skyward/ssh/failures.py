@@ -16,11 +16,13 @@ __all__ = ["failure", "is_not_yet"]
 
 def _changed(target: Target, text: str) -> SkywardError:
     sent = re.search(r"SHA256:[A-Za-z0-9+/]+", text)
-    known = re.search(r"Offending .*? key in (.*)", text)
+    known = re.search(r"Offending (?:.*? )?key in (.*)", text)
+    whose = re.search(r"Host key for (\S+) has changed", text)  # it may be that of a host on the way
+    name = whose[1] if whose else "the machine"
     fingerprint = sent[0] if sent else "another key"
     where = known[1].strip() if known else "known_hosts"
     return HostKeyChanged(
-        f"ssh {target}: the machine sent the host key {fingerprint}, but {where} has another one for it. Either it was "
+        f"ssh {target}: {name} sent the host key {fingerprint}, but {where} has another one for it. Either it was "
         "installed anew, or somebody is in between. If you know that it was, remove the old key "
         f"(`ssh-keygen -R` with the host's name, `-f` with that file) and connect again",
         host=str(target),
@@ -28,8 +30,24 @@ def _changed(target: Target, text: str) -> SkywardError:
     )
 
 
+def _revoked(target: Target, text: str) -> SkywardError:
+    sent = re.search(r"SHA256:[A-Za-z0-9+/]+", text)
+    return HostKeyChanged(
+        f"ssh {target}: the machine sent a host key that known_hosts marks as @revoked ({_saying('revoked', text)}): "
+        "somebody may have stolen it. Do not log in before you know",
+        host=str(target),
+        fingerprint=sent[0] if sent else "",
+    )
+
+
+def _saying(word: str, text: str) -> str:
+    lines = (line.strip(" .") for line in text.splitlines() if not line.startswith("@"))
+    return next((line for line in lines if word in line.lower()), word)
+
+
 def _unknown(target: Target, text: str) -> SkywardError:
-    whose = f"its host key, or that of {target.jump} on the way to it," if target.jump else "its host key"
+    found = re.search(r"host key is known for (\S+)", text)
+    whose = f"the host key of {found[1]}" if found else "its host key, or that of a host on the way to it,"
     advice = "log in by hand once, with `ssh`, and compare what it shows"
     return HostKeyUnknown(f"ssh {target}: {whose} is not known: {_last_line(text)} {advice}", host=str(target))
 
@@ -69,6 +87,7 @@ def _misconfigured(target: Target, text: str) -> SkywardError:
 
 
 _TABLE: tuple[tuple[str, Callable[[Target, str], SkywardError]], ...] = (
+    (r"REVOKED", _revoked),
     (r"HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed", _changed),
     (r"Host key verification failed|host key is known for", _unknown),
     (r"Permission denied|Too many authentication failures|Authentication failed|No more authentication", _refused),

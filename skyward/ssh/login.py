@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import re
 import socket
@@ -13,15 +12,18 @@ from typing import Any
 
 import paramiko
 
-from ..errors import HostKeyChanged, SkywardError, Unreachable
+from ..errors import SkywardError, Unreachable
+from .configuration import configuration
 from .failures import failure
 from .hostkeys import accepts, fingerprint, unknown_key
+from .identities import Identities
+from .knownhosts import known_keys
 from .target import HostKeys, Target
 
 __all__ = ["Login"]
 
 _KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
-_SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+_SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _MAX_JUMPS = 8
 
 
@@ -78,8 +80,6 @@ class Login:
             return self._log_in(target, jumps)
         except SkywardError:
             raise
-        except paramiko.BadHostKeyException as error:
-            raise _changed(target, error) from error
         except (paramiko.AuthenticationException, paramiko.PasswordRequiredException) as error:
             raise failure(target, f"Permission denied: {error}") from error
         except paramiko.ssh_exception.ConfigParseError as error:
@@ -90,28 +90,25 @@ class Login:
             raise failure(target, str(error) or "it closed the connection") from error
 
     def _log_in(self, target: Target, jumps: int) -> paramiko.SSHClient:
-        said = _configuration(target)
+        said = configuration(target)
         host = said.get("hostname", target.host)
         port = target.port or int(said.get("port", 22))
         client = paramiko.SSHClient()
-        files = _trust(client, target.host_keys, said)
-        client.set_missing_host_key_policy(_Policy(target, files[0]))
         alias = target.host_keys.alias or said.get("hostkeyalias", "")
-        key_files = [target.key_file] if target.key_file else said.get("identityfile", [])
-        key_files = [path for path in map(os.path.expanduser, key_files) if os.path.isfile(path)]
+        name = alias or (host if port == 22 else f"[{host}]:{port}")
+        policy = _Policy(target, _known_hosts(target.host_keys, said), name)
+        client.set_missing_host_key_policy(policy)
         sock = self._socket(target, said, host, port, jumps)
         try:
             client.connect(
                 alias or host,
                 port=22 if alias else port,
-                username=target.user or said.get("user"),
-                key_filename=key_files or None,  # type: ignore[arg-type]  # a list too, says its documentation
-                allow_agent=not (target.key_file or said.get("identitiesonly") == "yes"),
-                look_for_keys=not key_files,
+                auth_strategy=Identities(target, said),  # type: ignore[arg-type]  # what it asks of one is `authenticate`
                 sock=sock,
                 banner_timeout=target.connect_timeout_s,
                 auth_timeout=target.connect_timeout_s,
                 timeout=target.connect_timeout_s,
+                transport_factory=policy.transport,
             )
         except BaseException:
             client.close()
@@ -173,82 +170,58 @@ def _jump_target(target: Target, jump: str, before: str | None) -> Target:
         port=int(port) if port else None,
         jump=before,
         host_keys=HostKeys(),
-        key_file=None
-        if _configuration(replace(target, host=host.strip("[]"))).get("identityfile")
-        else target.key_file,
+        key_file=None if configuration(replace(target, host=host.strip("[]"))).get("identityfile") else target.key_file,
     )
-
-
-# The configuration --------------------------------------------------------------------------------------------------
-
-
-def _configuration(target: Target) -> dict[str, Any]:
-    """What the user's files say of the host. Raises ConfigParseError."""
-    if target.config_file == "none":
-        return {}
-    lines = [
-        *_lines(os.path.expanduser(target.config_file or "~/.ssh/config")),
-        "Host *",
-        *_lines("/etc/ssh/ssh_config"),
-    ]
-    return dict(paramiko.SSHConfig.from_text("\n".join(lines)).lookup(target.host))
-
-
-def _lines(path: str, depth: int = 0) -> list[str]:
-    """Of a file and those that it includes, which paramiko does not know of."""
-    found: list[str] = []
-    try:
-        with open(path) as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        included = re.match(r"\s*Include[\s=]+(.+)", line, re.IGNORECASE)
-        if included is None or depth > 16:
-            found.append(line)
-            continue
-        folder = "/etc/ssh" if path.startswith("/etc/ssh/") else os.path.expanduser("~/.ssh")
-        for pattern in included[1].split():
-            for name in sorted(glob.glob(os.path.join(folder, os.path.expanduser(pattern.strip('"'))))):
-                found += _lines(name, depth + 1)
-    return found
 
 
 # Host keys ----------------------------------------------------------------------------------------------------------
 
 
-def _trust(client: paramiko.SSHClient, keys: HostKeys, said: dict[str, Any]) -> list[str]:
-    """Make known what the policy says; the files, the first of which an unknown key would go to."""
+def _known_hosts(keys: HostKeys, said: dict[str, Any]) -> list[str]:
+    """Files; to the first a key goes that is seen for the first time."""
     if keys.policy == "given":
-        return [""]
-    own = keys.file.split("\0") if keys.file else str(said.get("userknownhostsfile", _KNOWN_HOSTS)).split()
-    files = [os.path.expanduser(name) for name in own]
-    for name in files if keys.file else [*files, _SYSTEM_KNOWN_HOSTS]:
-        with contextlib.suppress(OSError):
-            client.load_system_host_keys(name)
-    return files
+        return []
+    if keys.file:
+        return [os.path.expanduser(keys.file)]
+    own, all_users = said.get("userknownhostsfile", _KNOWN_HOSTS), said.get("globalknownhostsfile", _SYSTEM_KNOWN_HOSTS)
+    return [os.path.expanduser(name) for name in f"{own} {all_users}".split()]
 
 
 class _Policy(paramiko.MissingHostKeyPolicy):
-    """For keys of machines for which none is known."""
+    """Judges every key: paramiko, which is told of none, reads neither patterns nor marks of known_hosts."""
 
-    def __init__(self, target: Target, file: str) -> None:
+    def __init__(self, target: Target, files: list[str], name: str) -> None:
         self._target = target
-        self._file = file
+        self._file = files[0] if files else ""
+        self._known = known_keys(files, name)
+
+    def transport(self, sock: Any, **options: Any) -> paramiko.Transport:
+        """One that asks first for a key of a type that is known."""
+        transport = paramiko.Transport(sock, **options)
+        known = {one.key.split()[0] for one in self._known}
+        offered = transport.get_security_options()
+        offered.key_types = sorted(
+            offered.key_types, key=lambda kind: re.sub(r"^rsa-sha2-\d+$", "ssh-rsa", kind) not in known
+        )
+        return transport
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        line = f"{hostname} {key.get_name()} {key.get_base64()}"
+        sent = f"{key.get_name()} {key.get_base64()}"
         keys = self._target.host_keys
-        if keys.policy == "given" and accepts(self._target, f"{key.get_name()} {key.get_base64()}"):
+        known = [one for one in self._known if not one.mark]
+        for one in self._known:
+            if one.mark == "revoked" and one.key == sent:
+                raise failure(self._target, f"{hostname} {fingerprint(sent)} REVOKED in {one.where}")
+        if any(one.key == sent for one in known) or (keys.policy == "given" and accepts(self._target, sent)):
             return
+        if known:
+            shown = f"Offending key in {known[0].where}\nHost key for {hostname} has changed: {fingerprint(sent)}"
+            raise failure(self._target, shown)
         if keys.policy != "pin":
-            raise unknown_key(self._target, line, self._file)
+            error = unknown_key(self._target, f"{hostname} {sent}", self._file)
+            if any(one.mark == "cert-authority" for one in self._known):
+                error.add_note("known_hosts has an authority for it, which only transport='openssh' understands")
+            raise error
+        os.makedirs(os.path.dirname(os.path.abspath(self._file)), mode=0o700, exist_ok=True)
         with open(os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
-            file.write(line + "\n")
-
-
-def _changed(target: Target, error: paramiko.BadHostKeyException) -> SkywardError:
-    sent = fingerprint(error.key.get_base64())
-    changed = failure(target, f"Host key for {error.hostname} has changed: {sent}")
-    assert isinstance(changed, HostKeyChanged)
-    return changed
+            file.write(f"{hostname} {sent}\n")

@@ -25,6 +25,8 @@ _ALIVE_COUNT = 3
 """A master whose machine said nothing for 9 to 12 seconds ends, and everything on it."""
 _PERSIST_S = 20
 """How long a master without users lives: until a channel is re-made, or the next step of a bootstrap begins."""
+_FROM_BEYOND = re.compile(r"kex_exchange_identification|banner exchange")
+"""The end of a connection that was hardly made: where a proxy leads to the machine, it may be the proxy that failed."""
 _CHECK_S = 2.0
 """A master answers within microseconds, from memory. One that does not in this time hangs."""
 
@@ -148,11 +150,34 @@ class Master:
     # Host keys ------------------------------------------------------------------------------------------------------
 
     def _refusal(self, text: str, stop: threading.Event | None) -> SkywardError:
-        is_unknown = "Host key verification failed" in text and "CHANGED" not in text
+        if _FROM_BEYOND.search(text):
+            text = self._said_on_the_way(stop) or text
+        is_unknown = "Host key verification failed" in text and not re.search("CHANGED|REVOKED", text)
         lines = self._probe(stop) if is_unknown else []
         if not lines:
             return failure(self.target, text)
         return unknown_key(self.target, lines[0], self.target.host_keys.file or self._users_known_hosts())
+
+    def _said_on_the_way(self, stop: threading.Event | None) -> str:
+        """What the `ssh` of a jump host, or another proxy, wrote: a master throws it away.
+
+        Source: OpenSSH 9.2, sshconnect.c, ssh_proxy_connect.
+        """
+        if not re.search(r"^proxy(jump|command) (?!none$)", self._told(), re.MULTILINE):
+            return ""
+        argv = self._alone("-o", "PreferredAuthentications=none")
+        try:
+            done = run_process(argv, timeout_s=self.target.connect_timeout_s, stop=stop)
+        except TimeoutError:
+            return ""
+        lines = done.error_text.splitlines()
+        return "\n".join(line for line in lines if not _FROM_BEYOND.search(line) and "UNKNOWN port" not in line)
+
+    def _alone(self, *options: str) -> list[str]:
+        """A connection that is no master and goes through none."""
+        # The first value of an option counts, but for -S.
+        ssh, *rest = [word for word in self._ssh() if word not in ("-S", self._socket)]
+        return [ssh, *options, "-o", "ControlPath=none", *rest, self.target.host, "true"]
 
     def _sent_keys(self, stop: threading.Event | None) -> list[str]:
         return [" ".join(line.split()[1:3]) for line in self._probe(stop)]
@@ -162,10 +187,8 @@ class Master:
         file = os.path.join(self.folder, "probe")
         argv = ["-o", "StrictHostKeyChecking=accept-new", "-o", f"UserKnownHostsFile={_quoted(file)}"]
         argv += ["-o", "GlobalKnownHostsFile=/dev/null", "-o", "HashKnownHosts=no"]
-        argv += ["-o", "PreferredAuthentications=none", "-o", "ControlPath=none"]
-        # The first value of an option counts, but for -S.
-        ssh, *rest = [word for word in self._ssh() if word not in ("-S", self._socket)]
-        run_process([ssh, *argv, *rest, self.target.host, "true"], timeout_s=self.target.connect_timeout_s, stop=stop)
+        argv = self._alone(*argv, "-o", "PreferredAuthentications=none")
+        run_process(argv, timeout_s=self.target.connect_timeout_s, stop=stop)
         try:
             with open(file) as lines:
                 return [line for line in lines if line.strip()]
@@ -176,9 +199,13 @@ class Master:
                 os.unlink(file)
 
     def _users_known_hosts(self) -> str:
-        done = subprocess.run([*self._ssh(), "-G", self.target.host], capture_output=True, text=True, check=False)
-        found = re.search(r"^userknownhostsfile (\S+)", done.stdout, re.MULTILINE)
+        found = re.search(r"^userknownhostsfile (\S+)", self._told(), re.MULTILINE)
         return found[1] if found else "~/.ssh/known_hosts"
+
+    def _told(self) -> str:
+        """All that the configuration says of the machine."""
+        argv = [*self._ssh(), "-G", self.target.host]
+        return subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False).stdout
 
 
 def _quoted(path: str) -> str:

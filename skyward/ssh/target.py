@@ -21,8 +21,8 @@ class HostKeys:
 
     policy: "known" takes only what the user's `known_hosts` holds; "pin" takes what comes at the first contact and
         writes it to `file`, from then on only that; "given" takes only `keys`.
-    file: of "known", a file to use instead of the user's; of "pin", where the key is kept. One file may serve many
-        machines if each has an `alias` of its own (an address may be given to another machine later).
+    file: instead of the user's, and the machine's, known_hosts files. One file may serve many machines if each has an
+        `alias` of its own (an address may be given to another machine later).
     keys: of "given", public keys ("ssh-ed25519 AAAA...") or fingerprints ("SHA256:...").
 
     Raises UsageError when these do not fit together.
@@ -37,8 +37,6 @@ class HostKeys:
     def __post_init__(self) -> None:
         if self.policy not in ("known", "pin", "given"):
             raise UsageError(f'HostKeys.policy: {self.policy!r}; it is "known", "pin" or "given"')
-        if self.policy == "pin" and not self.file:
-            raise UsageError("HostKeys.file: it must name the file that keeps the keys of policy='pin'")
         if (self.policy == "given") != bool(self.keys):
             raise UsageError(f"HostKeys.keys: {self.keys!r} with policy={self.policy!r}; they go with 'given'")
         for key in self.keys:

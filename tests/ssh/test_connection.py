@@ -68,10 +68,13 @@ def test_lines_come_while_the_command_runs(connection: Connection) -> None:
 
 
 def test_what_ran_into_its_time_is_killed_over_there_too(connection: Connection, tmp_path: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises(TimeoutError, match="within 1 s"):
-        connection.run(f"echo $$ > {tmp_path}/pid; (sleep 61.5 & wait)", timeout_s=1)
-    assert time.monotonic() - began < 8
+    for timeout_s in (1, 5):  # a busy machine may not have begun it after a second
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match=f"within {timeout_s} s"):
+            connection.run(f"echo $$ > {tmp_path}/pid; (sleep 61.5 & wait)", timeout_s=timeout_s)
+        assert time.monotonic() - began < timeout_s + 7
+        if (tmp_path / "pid").exists():
+            break
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not Path(f"/proc/{pid}").exists(), 3)
     assert connection.run("echo on", timeout_s=20).text == "on"
@@ -357,13 +360,16 @@ while piece := sock.recv(65536):
 
 
 def test_a_machine_that_boots_is_waited_for(transport: Transport, own_server: Server, runtime: Path) -> None:
-    timer = threading.Timer(1.0, own_server.start)
-    timer.start()
     retries: list[object] = []
-    connection = wait_until_ready(target_of(own_server), timeout_s=30, transport=transport, on_retry=retries.append)
-    timer.join()
+
+    def boot(error: object) -> None:
+        retries.append(error)
+        if len(retries) == 2:
+            own_server.start()
+
+    connection = wait_until_ready(target_of(own_server), timeout_s=30, transport=transport, on_retry=boot)
     assert connection.run("echo hi", timeout_s=20).text == "hi"
-    assert retries
+    assert len(retries) >= 2
     connection.close()
 
 
