@@ -22,7 +22,7 @@ from ..machine import PREEMPTED, Machine, Offer, PoolSpec
 from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
 from .ending import Ending, shielded
-from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, POOL_TAG, ApiCall, Cloud, Host, Request
+from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, ApiCall, Cloud, Host, Request
 from .renting import Launch, Rental
 from .user_data import boot_script
 
@@ -92,7 +92,9 @@ class CloudProvider(abc.ABC):
         return affordable
 
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[ApiCall]:
-        return self.cloud().plan(self.request(spec, offer, pool, spec.nodes, token="<attempt>", tags={}))
+        journal = "<journal id>"
+        tags = {JOURNAL_TAG: journal, OWNER_TAG: self.owner.tag}
+        return self.cloud().plan(self.request(spec, offer, pool, spec.nodes, token=f"{journal}-0", tags=tags))
 
     def why_gone(self, machine: Machine) -> str | None:
         rental: Rental = machine.handle

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import pickle
 import re
@@ -203,6 +204,7 @@ class WayUp:
                 code=self._orders.code,
                 folder=folder,
             )
+            self._check_watchdog(run)
             self._wait_for_the_others()
         with self._phase("agent"):
             said = self._start_agent(run, ready)
@@ -226,6 +228,22 @@ class WayUp:
             message = f"ssh {self._place.target}: the connection was lost; {done.error_text}"
             raise Unreachable(message, host=str(self._place.target), is_final=False)
         return done
+
+    def _check_watchdog(self, run: Callable[..., Completed]) -> None:
+        """A machine that would not end by itself is not used. sshd may answer before its user data has run."""
+        if not self._orders.lease_file:
+            return
+        there, limit_s = f"[ -e {shlex.quote(self._orders.lease_file)} ]", math.ceil(self._orders.connect_s)
+        if run(there, timeout_s=_END_LIMIT_S).code == 0:
+            return
+        with self._phase("user data", "its lease's watchdog"):
+            line = f"i=0; until {there}; do i=$((i + 1)); [ $i -gt {limit_s} ] && exit 1; sleep 1; done"
+            if run(line, timeout_s=limit_s + _END_LIMIT_S).code:
+                raise ProviderError(
+                    f"{self._place.target}: node {self.node}: the machine's own watchdog, which ends it when nobody "
+                    "renews its lease, did not start: it has not run its user data. Does its image have cloud-init, "
+                    f"and did that get to its end? ({self._orders.lease_file} is not there after {limit_s} s)"
+                )
 
     def _wait_for_the_others(self) -> None:
         """Until all can start their agents: nobody renews an agent's lease before all of them run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from skyward.journal import journals
 from skyward.machine import Machine, PoolSpec
 from skyward.providers.aws import AWS
 from skyward.providers.aws import prices as aws_prices
+from skyward.providers.aws import types as aws_types
 from skyward.providers.aws.clients import clients
 from skyward.providers.aws.ec2 import _host_keys
 from skyward.providers.clock import Clock
@@ -125,6 +127,21 @@ def fails_once(provider: MotoAWS, operation: str, code: str) -> None:
     api.ec2.meta.events.register(event, fail)
 
 
+def unlike(sent: Any, planned: Any, at: str = "") -> list[str]:
+    """Where what was sent is not what was planned; what a plan cannot know stands in it as "<what>"."""
+    if isinstance(sent, dict) and isinstance(planned, dict) and set(sent) == set(planned):
+        return [there for key in sent for there in unlike(sent[key], planned[key], f"{at}.{key}")]
+    if isinstance(sent, list) and isinstance(planned, list) and len(sent) == len(planned):
+        return [there for n in range(len(sent)) for there in unlike(sent[n], planned[n], f"{at}.{n}")]
+    if isinstance(planned, bytes):
+        return unlike(sent.decode(), planned.decode(), at)
+    if sent == planned:
+        return []
+    pattern = "[^<>]+".join(re.escape(part) for part in re.split("<[a-z ]+>", str(planned)))
+    is_filled_in = "<" in str(planned) and re.fullmatch(pattern, str(sent))
+    return [] if is_filled_in else [f"{at}: {sent!r}, planned: {planned!r}"]
+
+
 class TestWhatIsMade:
     def test_machines_end_when_they_power_off_and_have_no_loose_ends(self, provider: MotoAWS, ec2: Any) -> None:
         machines = launched(provider, PoolSpec(nodes=2, allocation="on-demand"))
@@ -185,7 +202,9 @@ class TestWhatIsMade:
         made = [(name, params) for name, params in sent if not name.startswith(("Describe", "Terminate", "Delete"))]
         assert [name for name, _ in made if name != "GetConsoleOutput"] == [call.operation for call in planned]
         for (_, params), call in zip(made, planned, strict=False):
-            assert set(params) == set(call.parameters)
+            if "UserData" in params:
+                params["UserData"] = base64.b64decode(params["UserData"]).decode()
+            assert unlike(params, call.parameters) == []
 
     def test_user_data_has_no_secret_and_starts_with_the_watchdog(self, provider: MotoAWS) -> None:
         spec = PoolSpec(allocation="on-demand")
@@ -347,6 +366,51 @@ class TestOffers:
         )
         assert there.price_usd_per_hour == pytest.approx(1.6 * here.price_usd_per_hour)
         assert "x 1.6 for sa-east-1" in there.price_source
+
+    def test_burstable_types_are_priced_at_full_load(self, server: str) -> None:
+        types = ["t3.micro", "t4g.small", "t2.medium", "m5.large"]
+        provider = AWS(endpoint_url=server, ami=AMI, instance_types=types, zones=["us-east-1a"])
+        offers = {o.instance_type: o for o in provider.offers(PoolSpec(allocation="on-demand"))}
+        assert offers["t3.micro"].price_usd_per_hour == pytest.approx(0.0104 + 2 * 0.9 * 0.05)
+        assert offers["t4g.small"].price_usd_per_hour == pytest.approx(0.0168 + 2 * 0.8 * 0.04)
+        assert "and 0.09 for the CPU credits" in offers["t3.micro"].price_source
+        assert "credits" not in offers["m5.large"].price_source
+        assert next(iter(offers)) == "t4g.small"  # the order is by the whole price
+
+    def test_a_device_whose_driver_no_image_has_is_refused_before_it_is_rented(self, server: str) -> None:
+        provider = AWS(endpoint_url=server)
+        assert provider.offers(PoolSpec(accelerator=accelerators.T4()))
+        with pytest.raises(UsageError, match=r"AWS.ami: .*'ubuntu'.* driver for 8x V100"):
+            provider.offers(PoolSpec(accelerator=accelerators.V100(count=8, memory="32GB")))
+        debian = replace(provider, system="debian")
+        with pytest.raises(UsageError, match=r"AWS.ami: .*'debian'.* driver for T4"):
+            debian.offers(PoolSpec(accelerator=accelerators.T4()))
+        assert replace(debian, ami=AMI).offers(PoolSpec(accelerator=accelerators.T4()))
+
+    def test_machines_that_cannot_boot_an_image_or_be_had_now_are_no_offers(self, server: str) -> None:
+        def facts(name: str, **more: Any) -> dict[str, Any]:
+            return {
+                "InstanceType": name,
+                "VCpuInfo": {"DefaultVCpus": 2},
+                "MemoryInfo": {"SizeInMiB": 8192},
+                "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
+                **more,
+            }
+
+        found = [
+            facts("m5.large", SupportedUsageClasses=["on-demand", "spot"]),
+            facts("p5e.48xlarge", SupportedUsageClasses=["capacity-block"]),
+            facts("m1.large", SupportedVirtualizationTypes=["paravirtual"]),
+            facts("m5.metal", BareMetal=True),
+        ]
+        zones = [{"InstanceType": one["InstanceType"], "Location": "us-east-1a"} for one in found]
+        pages = {
+            "describe_instance_types": [{"InstanceTypes": found}],
+            "describe_instance_type_offerings": [{"InstanceTypeOfferings": zones}],
+        }
+        ec2 = SimpleNamespace(get_paginator=lambda name: SimpleNamespace(paginate=lambda **_: pages[name]))
+        kept = aws_types._fetched(SimpleNamespace(ec2=ec2))  # type: ignore[arg-type]
+        assert {name: one["has_on_demand"] for name, one in kept.items()} == {"m5.large": True, "p5e.48xlarge": False}
 
     def test_prices_are_read_from_the_pricing_apis_documents(self) -> None:
         document = {

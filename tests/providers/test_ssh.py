@@ -19,9 +19,9 @@ import pytest
 
 import skyward as sky
 from skyward.errors import HostKeyUnknown, NoCapacity, ProviderError, Unreachable, UsageError
-from skyward.events import Event, PoolStarted, ignore
+from skyward.events import Event, PhaseFailed, PoolStarted, ignore
 from skyward.machine import PoolSpec
-from skyward.providers import load
+from skyward.providers import load, remote
 from skyward.providers.ssh import SSH, SSHHost
 from skyward.ssh import Target
 from skyward.ssh.connection import Transport
@@ -410,3 +410,12 @@ def _command_line(process: str) -> str:
         return Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
+
+
+def test_a_rented_machine_whose_watchdog_never_starts_is_not_used(sshds: Hosts, runtime: Path, tmp_path: Path) -> None:
+    places = [sshds.ssh(sshds.names[0])._places[0]]
+    events: list[Event] = []
+    missing = str(tmp_path / "lease")
+    with pytest.raises(ProviderError, match=f"watchdog.* did not start.*cloud-init.*{missing} is not there after 1 s"):
+        remote.bring_up(places, PoolSpec(), "mine", [0], events.append, lease_s=60, lease_file=missing, connect_s=1.0)
+    assert next(event.reason for event in events if isinstance(event, PhaseFailed)).startswith("host0")

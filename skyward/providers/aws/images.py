@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...accelerators import Accelerator
 from ...errors import ProviderError
 from ...machine import Offer
 from .clients import Clients, clients
@@ -19,6 +20,9 @@ __all__ = ["BootImage", "image_for"]
 _CANONICAL = "099720109477"
 _DEBIAN = "136693071363"
 _UBUNTU_NAMES = {"20.04": "focal", "22.04": "jammy", "24.04": "noble", "26.04": "*"}
+
+# Sources: NVIDIA, open-gpu-kernel-modules: Turing and later. AWS, "Neuron DLAMI User Guide": no Inf1 since 2.26.1.
+_TOO_OLD = ("K80", "M60", "V100", "Inferentia1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,14 @@ class _Wanted:
     parameter: str
     owner: str = ""
     name: str = ""
+
+
+def has_driver(aws: AWS, accelerator: Accelerator) -> bool:
+    """Whether the image that a machine with these devices boots has the driver that they need."""
+    if aws.ami:
+        return True
+    vendor = accelerator.metadata.get("vendor")
+    return aws.system == "ubuntu" and vendor in ("nvidia", "aws") and accelerator.name not in _TOO_OLD
 
 
 def image_for(api: Clients, aws: AWS, offer: Offer) -> BootImage:

@@ -8,6 +8,7 @@ from ...accelerators import Accelerator
 from ...errors import NoCapacity, UsageError
 from ...machine import Offer, PoolSpec
 from .clients import Clients
+from .images import has_driver
 from .network import subnet_zone
 from .prices import on_demand_prices, spot_prices
 from .types import InstanceType, instance_types
@@ -32,12 +33,20 @@ def offers(api: Clients, aws: AWS, spec: PoolSpec) -> list[Offer]:
     fitting = [t for t in known if _fits(t, spec, aws)]
     if not fitting and spec.accelerator is not None:
         _explain(spec.accelerator, known, aws.region)
+    if fitting and spec.accelerator is not None and not has_driver(aws, spec.accelerator):
+        raise UsageError(
+            f"AWS.ami: no image of system={aws.system!r} that is known here has a driver for {spec.accelerator}; name "
+            "one that has: AWS(ami='ami-...')"
+        )
     zones = _Zones(aws, subnet_zone(aws) if aws.subnet_id else None)
     prices = on_demand_prices(api, aws, [t.name for t in fitting])
-    priced = sorted((t for t in fitting if t.name in prices), key=lambda t: prices[t.name][0])[:_MAX_TYPES]
+    priced = [t for t in fitting if t.name in prices]
+    priced.sort(key=lambda t: prices[t.name][0] + t.credits_usd_per_hour)
+    del priced[_MAX_TYPES:]
     found = [
         _offer(aws, t, zone, prices[t.name][0], prices[t.name][1], is_spot=False)
         for t in priced
+        if t.has_on_demand
         for zone in zones.of(t)
     ]
     if spec.allocation != "on-demand":
@@ -57,6 +66,8 @@ def _spot_offers(api: Clients, aws: AWS, types: list[InstanceType], zones: _Zone
 
 
 def _offer(aws: AWS, kind: InstanceType, zone: str, price: float, source: str, *, is_spot: bool) -> Offer:
+    if extra := kind.credits_usd_per_hour:
+        source += f", and {extra:g} for the CPU credits of an hour at full load"
     return Offer(
         provider="aws",
         instance_type=kind.name,
@@ -64,7 +75,7 @@ def _offer(aws: AWS, kind: InstanceType, zone: str, price: float, source: str, *
         memory_gib=kind.memory_gib,
         accelerator=kind.accelerator,
         is_spot=is_spot,
-        price_usd_per_hour=price,
+        price_usd_per_hour=price + extra,
         architecture=kind.architecture,
         region=aws.region,
         zone=zone,

@@ -19,7 +19,7 @@ __all__ = ["AWS"]
 
 _PATTERNS = {
     # field: (pattern, an example)
-    "region": (r"[a-z]{2}(-[a-z]+)+-\d", "us-east-1"),
+    "region": (r"[a-z]{2,}(-[a-z]+)+-\d", "us-east-1"),
     "ami": (r"ami-[0-9a-z]+", "ami-0123456789abcdef0"),
     "subnet_id": (r"subnet-[0-9a-z]+", "subnet-0123456789abcdef0"),
     "vpc": (r"vpc-[0-9a-z]+", "vpc-0123456789abcdef0"),
@@ -58,7 +58,8 @@ class AWS(CloudProvider):
         efa: "auto": an EFA network interface where the type has it and there are several nodes; True; False.
         disk_gib: size of the root disk, >= 8.
         max_price: USD per hour for one machine at most; spot bids it too. None: no limit.
-        exclude_burstable: leave out t2, t3 and t4g, whose processors are theirs only for a while.
+        exclude_burstable: leave out t2, t3 and t4g, whose processors are theirs only for a while, or cost extra: their
+            prices here are those of full load, with the CPU credits that it takes.
         lease_s: seconds without contact after which a machine ends by itself, >= 60.
         tags: of everything that is made.
         profile: of `~/.aws/config`.

@@ -26,6 +26,11 @@ _DEVICES = (
     ("InferenceAcceleratorInfo", "Accelerators"),
 )
 _BURSTABLE = ("t1.", "t2.", "t3.", "t3a.", "t4g.")
+# These are "unlimited" unless an account says otherwise: they never slow down, and what they use above the baseline of
+# their size is billed by the vCPU-hour, in all regions and for spot too.
+# Source: EC2 user guide, "Unlimited mode for burstable performance instances"; EC2 pricing, "T2/T3/T4g Unlimited Mode".
+_CREDITS_USD = {"t3": 0.05, "t3a": 0.05, "t4g": 0.04}
+_BASELINE = {"nano": 0.05, "micro": 0.1, "small": 0.2, "medium": 0.2, "large": 0.3, "xlarge": 0.4, "2xlarge": 0.4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +43,7 @@ class InstanceType:
     architecture: Literal["x86_64", "arm64"]
     accelerator: Accelerator | None
     has_spot: bool
+    has_on_demand: bool
     has_efa: bool
     zones: tuple[str, ...]
 
@@ -45,10 +51,17 @@ class InstanceType:
     def is_burstable(self) -> bool:
         return self.name.startswith(_BURSTABLE)
 
+    @property
+    def credits_usd_per_hour(self) -> float:
+        """What its CPU credits cost beside its price while all its processors are busy."""
+        family, _, size = self.name.partition(".")
+        share = 1.0 - _BASELINE.get(size, 0.4)
+        return round(_CREDITS_USD.get(family, 0.0) * self.vcpus * share, 6)
+
 
 def instance_types(api: Clients, aws: AWS) -> list[InstanceType]:
     """All of the region that we can boot: no bare metal, no Macs. One that cannot be read is left out."""
-    key = f"types-{aws.region}" + ("-test" if aws.endpoint_url else "")
+    key = f"types-2-{aws.region}" + ("-test" if aws.endpoint_url else "")
     facts: dict[str, Any] = cached(key, _MAX_AGE_S, lambda: _fetched(api)).value
     return [made for name in facts if (made := _made(name, facts[name])) is not None]
 
@@ -73,7 +86,9 @@ def _fetched(api: Clients) -> dict[str, Any]:
     with translated("DescribeInstanceTypes"):
         for answer in api.ec2.get_paginator("describe_instance_types").paginate():
             for found in answer["InstanceTypes"]:
-                if found["InstanceType"] in zones and not found.get("BareMetal"):
+                # Images are HVM: to ask for one on another machine ends a launch.
+                can_boot = not found.get("BareMetal") and "hvm" in found.get("SupportedVirtualizationTypes", ["hvm"])
+                if found["InstanceType"] in zones and can_boot:
                     facts[found["InstanceType"]] = {**_kept(found), "zones": sorted(zones[found["InstanceType"]])}
     return facts
 
@@ -85,6 +100,7 @@ def _kept(found: Mapping[str, Any]) -> dict[str, Any]:
         "memory_mib": found["MemoryInfo"]["SizeInMiB"],
         "architectures": found["ProcessorInfo"].get("SupportedArchitectures", []),
         "has_spot": "spot" in found.get("SupportedUsageClasses", []),
+        "has_on_demand": "on-demand" in found.get("SupportedUsageClasses", ["on-demand"]),  # not: capacity blocks
         "has_efa": bool(found.get("NetworkInfo", {}).get("EfaSupported")),
         "devices": [_device(device) for info, devices in _DEVICES for device in found.get(info, {}).get(devices, [])],
     }
@@ -107,6 +123,7 @@ def _made(name: str, facts: dict[str, Any]) -> InstanceType | None:
         architecture="x86_64" if "x86_64" in architectures else "arm64",
         accelerator=_accelerator(*facts["devices"][0]) if facts["devices"] else None,
         has_spot=facts["has_spot"],
+        has_on_demand=facts["has_on_demand"],
         has_efa=facts["has_efa"],
         zones=tuple(facts["zones"]),
     )
