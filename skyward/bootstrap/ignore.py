@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import Iterable
@@ -27,6 +29,7 @@ ALWAYS = (
     ".DS_Store",
     "*.pyc",
 )
+_EXCLUDES_FILE = re.compile(r"^\s*excludesfile\s*=\s*(\S.*)$", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,10 @@ def rules_in(folder: str) -> list[Rules]:
 
 
 def rules_above(folder: str) -> list[Rules]:
-    """Those of the folders above, up to where the repository begins; none outside a repository."""
+    """Those of the folders above, up to where the repository begins, and behind them those of git itself for all of it.
+
+    None outside a repository.
+    """
     found: list[Rules] = []
     at = folder
     while not os.path.exists(os.path.join(at, ".git")):
@@ -122,4 +128,38 @@ def rules_above(folder: str) -> list[Rules]:
             return []
         at = parent
         found = rules_in(at) + found
+    return _rules_of_git(at) + found
+
+
+def _rules_of_git(repository: str) -> list[Rules]:
+    """The user's own for all repositories, then those of this one that are in no commit. Source: gitignore(5)."""
+    found = []
+    for path in (_users_ignore(), os.path.join(_git_folder(repository), "info", "exclude")):
+        with contextlib.suppress(OSError):
+            found.append(dataclasses.replace(_of_file(path, os.stat(path).st_mtime_ns), folder=repository))
     return found
+
+
+def _git_folder(repository: str) -> str:
+    """Where its exclude file is: of a further worktree, or a submodule, `.git` is a file that says where."""
+    path = os.path.join(repository, ".git")
+    if os.path.isfile(path):
+        path = _path_in(path)
+    common = os.path.join(path, "commondir")
+    return _path_in(common) if os.path.isfile(common) else path
+
+
+def _path_in(file: str) -> str:
+    """That a file of git's holds, relative to where it lies."""
+    with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="surrogateescape") as text:
+        return os.path.normpath(os.path.join(os.path.dirname(file), text.read().removeprefix("gitdir:").strip()))
+    return file
+
+
+def _users_ignore() -> str:
+    folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "git")
+    for path in (os.path.expanduser("~/.gitconfig"), os.path.join(folder, "config")):
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+            if said := _EXCLUDES_FILE.search(file.read()):
+                return os.path.expanduser(said[1].strip().strip('"'))
+    return os.path.join(folder, "ignore")

@@ -67,7 +67,39 @@ def test_what_git_ignores_is_ignored(tmp_path: Path, rules: str) -> None:
     assert found == asked.stdout.splitlines()
 
 
-def test_rules_of_folders_above_count_up_to_the_repository(tmp_path: Path) -> None:
+def test_rules_that_git_keeps_elsewhere_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    project, worktree = tmp_path / "project", tmp_path / "worktree"
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x", "-C", str(project)]
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    subprocess.run([*git, "commit", "-qm", "first", "--allow-empty"], check=True)
+    subprocess.run([*git, "worktree", "add", "-q", str(worktree)], check=True)
+    (project / ".git" / "info").mkdir(exist_ok=True)
+    (project / ".git" / "info" / "exclude").write_text("/mine.py\n!kept.py\n")
+    (tmp_path / ".config" / "git").mkdir(parents=True)
+    (tmp_path / ".config" / "git" / "ignore").write_text("*.local\n")
+
+    def ignored(at: Path) -> list[str]:
+        names = ("mine.py", "kept.py", "x.local", "x.everywhere")
+        found = [
+            name
+            for name in names
+            if any(rules.verdict(str(at / name), is_folder=False) for rules in rules_above(str(at)))
+        ]
+        asked = subprocess.run(["git", "-C", at, "check-ignore", *names], capture_output=True, text=True, check=False)
+        assert found == asked.stdout.split()
+        return found
+
+    assert ignored(project) == ignored(worktree) == ["mine.py", "x.local"]
+    (tmp_path / ".gitconfig").write_text('[core]\n\texcludesFile = "~/everywhere"\n')
+    (tmp_path / "everywhere").write_text("*.everywhere\n")
+    assert ignored(project) == ["mine.py", "x.everywhere"]
+
+
+def test_rules_of_folders_above_count_up_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     (tmp_path / ".gitignore").write_text("too-far")
     project = tmp_path / "project"
     (project / "src" / "package").mkdir(parents=True)
