@@ -48,6 +48,8 @@ def mode_here() -> Mode:
         return "notebook"
     if shell is not None or hasattr(sys, "ps1") or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return "plain"  # a prompt that edits its line erases what is below it
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        return "plain"  # some give their jobs a terminal, and keep a log of what is written there
     try:
         fd = sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):

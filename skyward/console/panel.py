@@ -87,7 +87,8 @@ def panel_lines(
     lines += [_node_line(number, node, width, now, style) for number, node in nodes]
     if hidden:
         ready = sum(node.state == "ready" for _, node in hidden)
-        lines.append(style.paint(fitted(f"    and {len(hidden)} more, {ready} of them ready", width), 2))
+        many = f"and {len(hidden)} more" if nodes else f"{len(hidden)} nodes"
+        lines.append(style.paint(fitted(f"    {many}, {ready} of them ready", width), 2))
     lines += [""] * (height - 1 - len(lines))
     return [*lines, _calls(pool, counts, width, style)]
 

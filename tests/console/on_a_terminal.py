@@ -34,7 +34,8 @@ class Program:
         self.frames: list[list[str]] = []
         """The screen after each read."""
         environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **(env or {})}
-        environment.pop("NO_COLOR", None) if "NO_COLOR" not in (env or {}) else None
+        for name in {"NO_COLOR", "CI"} - set(env or {}):
+            environment.pop(name, None)
         self.fd, inside = os.openpty()
         self._set_size(rows, columns)
         # Not os.forkpty: what the tests before have imported may refuse to be forked.

@@ -161,10 +161,12 @@ def test_a_terminal_without_unicode_gets_none() -> None:
         assert one.output.isascii()
 
 
-def test_a_dumb_terminal_gets_lines() -> None:
-    with program("say('x') >> pool", env={"TERM": "dumb"}) as one:
+@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"CI": "true"}], ids=["dumb", "of a CI job"])
+def test_a_terminal_for_which_lines_are_better_gets_lines(env: dict[str, str]) -> None:
+    with program("say('x') >> pool", env=env) as one:
         assert one.wait() == 0
-        assert b"\x1b" not in one.output
+        assert not re.search(rb"\x1b(?!\[[\d;]*m)", one.output), "more than colours"
+        assert env != {"TERM": "dumb"} or b"\x1b" not in one.output
         assert "skyward: demo: starting 2 nodes on local" in one.screen.all_lines
         assert any(line.startswith("skyward: demo: ready after ") for line in one.screen.all_lines)
 

@@ -96,6 +96,7 @@ def test_of_many_nodes_those_that_need_a_look_are_shown() -> None:
     assert len(lines) == 8
     assert [line.split()[1] for line in lines[1:6]] == ["0", "60", "61", "62", "63"]
     assert lines[6].strip() == "and 59 more, 59 of them ready"
+    assert shown(pool, height=3, now=10.0)[1].strip() == "64 nodes, 60 of them ready"
 
 
 def test_losses_and_cut_links_are_seen() -> None:
