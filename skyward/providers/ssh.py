@@ -174,7 +174,7 @@ class SSH:
                     emit,
                     lease_s=self.lease_s,
                     transport=self.transport,
-                    connect_s=_CONNECT_S if is_first or has_spare else spec.provision_timeout_s,
+                    connect_s=min(_CONNECT_S if is_first or has_spare else math.inf, spec.provision_timeout_s),
                 )
             except (Unreachable, NoCapacity) as error:
                 failed: int = error.node  # type: ignore[assignment,union-attr]

@@ -227,14 +227,11 @@ def test_a_gang_trains_over_two_hosts(sshds: Hosts, bridge: sky.Image) -> None:
 # What fails while it starts -------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(
-    sshds: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 1.0)
+def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(sshds: Hosts) -> None:
     sshds.servers[1].stop()
     events: list[Event] = []
-    with pytest.raises(Unreachable, match="host1"):
-        sky.ComputePool(provider=sshds.ssh(), nodes=2, on_event=events.append).start()
+    with pytest.raises(Unreachable, match=r"host1.*\(tried for 1 s\)"):
+        sky.ComputePool(provider=sshds.ssh(), nodes=2, provision_timeout_s=1.0, on_event=events.append).start()
     assert not agents_of(sshds)
     assert not folders_of(started_name(events))
 
