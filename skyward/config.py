@@ -232,9 +232,7 @@ class _Config:
         kind = table.get("type", path[-1])
         if kind not in PROVIDERS:
             where = (*path, "type") if "type" in table and path[0] == "providers" else path
-            raise self.wrong(
-                where, f"{kind!r} is no provider{_meant(str(kind), PROVIDERS)}; there are {self._providers()}"
-            )
+            raise self.wrong(where, f"{kind!r} is no provider{_meant(str(kind), [*PROVIDERS, *self.providers])}")
         try:
             made = load(kind)
         except MissingDependency as error:

@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         from .caches import clear
 
         return clear(arguments.provider, arguments.host)
+    if arguments.host:
+        arguments.refuse("--host goes with --cache: pools on hosts of yours leave nothing else there")
     from ..providers.local import collect_garbage
 
     found: list[str] = []

@@ -116,7 +116,7 @@ def describe(offers: Sequence[Offer]) -> list[str]:
         (
             offer.instance_type,
             str(offer.vcpus or "?"),
-            f"{offer.memory_gib:g}" if offer.memory_gib else "?",
+            f"{round(offer.memory_gib, 1):g}" if offer.memory_gib else "?",
             str(offer.accelerator) if offer.accelerator is not None else "-",
             "spot" if offer.is_spot else "on demand" if offer.price_usd_per_hour else "-",
             usd(offer.price_usd_per_hour) if offer.price_usd_per_hour else "yours",

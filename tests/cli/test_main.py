@@ -124,3 +124,6 @@ def test_gc_clears_caches_here_and_names_hosts_that_cannot_be_reached(
     assert capsys.readouterr().out == "this machine: 0.00 GiB removed\n"
     assert main(["gc", "--cache", "--host", "nobody@127.0.0.1:9"]) == 1
     assert "127.0.0.1" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["gc", "--host", "nobody@127.0.0.1:9"])
+    assert "--host goes with --cache" in capsys.readouterr().err
