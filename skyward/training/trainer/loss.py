@@ -144,26 +144,25 @@ def apart(inputs: Any, names: Any) -> tuple[Any, Any]:
 
 
 def takes_num_items(function: Callable[..., Any] | nn.Module) -> bool:
-    """Whether a model, or a loss function, wants to divide by the number of labels of the whole step by itself."""
+    """Whether a model, or a loss function, wants to divide by the number of labels of the whole step by itself.
+
+    Taking `**kwargs`, as all of Hugging Face's models do, is no sign of it: BERT's among others drop them, and what is
+    not divided counts once for each micro-batch and rank. Weighed means of those that would divide are the same.
+    """
     if isinstance(function, nn.Module):
         says = getattr(function, "accepts_loss_kwargs", None)
         if says is not None:
             return bool(says)
-        parameters = inspect.signature(function.forward).parameters
-        # Hugging Face's models hand **kwargs on to their loss function; those of others may drop them.
-        hands_on = hasattr(function, "loss_function") and hasattr(function, "config")
-        if hands_on and any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            return True
-    else:
-        parameters = inspect.signature(function).parameters
-    return "num_items_in_batch" in parameters
+        function = function.forward
+    return "num_items_in_batch" in inspect.signature(function).parameters
 
 
 def shifts_labels(model: nn.Module) -> bool:
     """Whether the model's loss leaves out each row's first label: Hugging Face's causal language models."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False  # what its decoder is given is shifted already
-    kind, name = getattr(model, "loss_type", None), type(model).__name__
+    base = getattr(model, "get_base_model", None)  # of PEFT's
+    kind, name = getattr(model, "loss_type", None), type(model if base is None else base()).__name__
     if kind is not None:
         return kind in _SHIFTING
     return name.endswith("LMHeadModel") and not name.endswith(("XLNetLMHeadModel", "WithLMHeadModel"))

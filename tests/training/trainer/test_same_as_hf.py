@@ -396,6 +396,41 @@ def test_a_gpt2s_loss_is_its_own_mean_where_hugging_faces_trainer_divides_by_one
     assert theirs.state.log_history[0]["loss"] == pytest.approx(alone * 11 / 12, rel=1e-5)
 
 
+def test_what_berts_do_not_divide_themselves_counts_once_where_hugging_faces_trainer_counts_it_for_each_micro_batch(
+    tmp_path: Path,
+) -> None:
+    """BERT's forward takes **kwargs and drops them, so its loss stays the mean of a micro-batch. Here the second has
+    one row of five, and labels that count are few: the loss and gradient of a step are those of all rows at once."""
+    config = transformers.BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                     intermediate_size=16, max_position_embeddings=16, hidden_dropout_prob=0,
+                                     attention_probs_dropout_prob=0, num_labels=3)  # fmt: skip
+    tokens = torch.randint(32, (5, 12), generator=torch.Generator().manual_seed(0))
+    masked = tokens.where(torch.arange(12) < torch.tensor([[2], [3], [1], [4], [9]]), torch.tensor(-100))
+    classes = torch.tensor([0, 1, 2, 0, 1])
+    args = COMMON | {"max_steps": 1, "gradient_accumulation_steps": 2, "logging_steps": 1, "learning_rate": 0.0}
+    model: Any = None
+    rows: list[Any] = []
+    for kind, labels in ((transformers.BertForMaskedLM, masked), (transformers.BertForSequenceClassification, classes)):
+        model = kind(config)
+        alone = model(input_ids=tokens, labels=labels).loss
+        alone.backward()
+        norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+        model.zero_grad()
+        rows = [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
+        ours = run(tmp_path / kind.__name__, model=model, data=rows, **args).state.log_history[0]
+        assert ours["loss"] == pytest.approx(alone.item(), rel=1e-5)
+        assert ours["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    theirs = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(output_dir=str(tmp_path / "theirs"), report_to="none", **args),
+        train_dataset=rows[:4] * 2,
+    )
+    theirs.remove_callback(transformers.PrinterCallback)
+    theirs.train()
+    mean = model(input_ids=tokens[:4], labels=classes[:4]).loss.item()
+    assert theirs.state.log_history[0]["loss"] == pytest.approx(2 * mean, rel=1e-5)
+
+
 def test_which_models_shift_their_labels_is_known_as_hugging_face_knows_it() -> None:
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
@@ -406,11 +441,17 @@ def test_which_models_shift_their_labels_is_known_as_hugging_face_knows_it() -> 
         made.loss_type, made.config = kind, transformers.PretrainedConfig(is_encoder_decoder=encodes)
         return made
 
+    def adapted(inner: Any) -> Any:
+        outer = model(None, "PeftModelForCausalLM")
+        outer.get_base_model = lambda: inner
+        return outer
+
     for kind, function in LOSS_MAPPING.items():
         assert shifts_labels(model(kind)) is (function is ForCausalLMLoss), kind
         assert not shifts_labels(model(kind, encodes=True))
     for name, shifts in (("GPT2LMHeadModel", True), ("XLNetLMHeadModel", False), ("XLMWithLMHeadModel", False)):
         assert shifts_labels(model(None, name)) is shifts
+        assert shifts_labels(adapted(model(None, name))) is shifts
     assert not shifts_labels(Line())
 
 
