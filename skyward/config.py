@@ -38,7 +38,15 @@ from .image import Image
 from .providers import PROVIDERS, load
 from .secret import Secret
 
-__all__ = ["config_files", "pool_fields", "pool_names", "provider_named", "mentioned_providers", "rented_providers"]
+__all__ = [
+    "config_files",
+    "of_file",
+    "pool_fields",
+    "pool_names",
+    "provider_named",
+    "mentioned_providers",
+    "rented_providers",
+]
 
 _NAME = "skyward.toml"
 _NOT_IN_A_FILE = frozenset({"initializer", "initargs", "on_event", "name", "aliases", "self"})
@@ -54,6 +62,15 @@ def pool_fields(name: str) -> dict[str, Any]:
         MissingDependency: its provider needs an extra that is not installed.
     """
     return _Config.read().pool(name)
+
+
+def of_file(name: str, error: UsageError) -> UsageError:
+    """What is wrong with the pool of that name as an error about the file that says so."""
+    config = _Config.read()
+    key, _, what = str(error).partition(": ")
+    if key in config.pools.get(name, {}):
+        return config.wrong(("pools", name, key), what)
+    return config.wrong(("pools", name), str(error))
 
 
 def pool_names() -> list[str]:

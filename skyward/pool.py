@@ -31,7 +31,7 @@ from .cluster import interrupts
 from .cluster.direct import DirectEngine
 from .cluster.keeper import Keeper
 from .cluster.opening import ask_to_end
-from .config import pool_fields
+from .config import of_file, pool_fields
 from .console.console import Console, open_console
 from .console.panel import Counts
 from .control import Client
@@ -235,7 +235,10 @@ class ComputePool(Calls):
         fields = pool_fields(name)
         if "name" not in overrides and is_pool_name(name):
             fields["name"] = name
-        return cls(**{**fields, **overrides})
+        try:
+            return cls(**{**fields, **overrides})
+        except UsageError as error:
+            raise (error if overrides or type(error) is not UsageError else of_file(name, error)) from error
 
     Named = named
 

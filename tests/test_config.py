@@ -95,6 +95,15 @@ def test_who_looks_for_machines_is_told_of_providers_that_cannot_be_made(home: P
         rented_providers(["aws"])
 
 
+def test_what_a_pool_refuses_is_told_with_its_file(home: Path) -> None:
+    write(home / "home" / ".config" / "skyward" / "skyward.toml", "[pools.train]\nnodes = 0\n")
+    write(home / "project" / "skyward.toml", '[pools.train]\nprovider = "local"\nallocation = "spot"\n')
+    with pytest.raises(UsageError, match=r"^.*/\.config/skyward/skyward.toml: \[pools.train\] nodes: 0; it is a whole"):
+        sky.ComputePool.named("train")
+    with pytest.raises(UsageError, match=r"^nodes: -1; it is a whole"):
+        sky.ComputePool.named("train", nodes=-1)
+
+
 def test_an_accelerator_is_a_name_or_a_table(home: Path) -> None:
     write(
         home / "project" / "skyward.toml",

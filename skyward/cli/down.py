@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("name the pools to end, or give --all")
     names = _names(arguments)
     if not names:
-        print("no pool is open, and nothing is rented")
+        print("no pool of this machine is open, and none has left anything on record")
         return 0
     if not arguments.yes and not _is_sure(names):
         return 1

@@ -62,32 +62,34 @@ def run(arguments: argparse.Namespace) -> int:
 
     found: list[str] = []
     failures: list[Any] = []
+    was_asked = False
     if not arguments.local:  # first what costs money
-        ended, failures = _rented(arguments)
+        was_asked, ended, failures = _rented(arguments)
         found += [f"{'would end' if arguments.dry_run else 'ended'} machine {name}" for name in ended]
     removed = collect_garbage(is_dry_run=arguments.dry_run)
     found += [f"{'would remove' if arguments.dry_run else 'removed'} {path}" for path in removed]
     if found:
         print("\n".join(found))
     elif not failures:
-        print("nothing of ours is left on this machine" + ("" if arguments.local else ", and nothing is rented for it"))
+        print("nothing of ours is left on this machine" + (", and nothing is rented for it" if was_asked else ""))
     for failure in failures:
         print(f"skyward: {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def _rented(arguments: argparse.Namespace) -> tuple[list[str], list[Any]]:
+def _rented(arguments: argparse.Namespace) -> tuple[bool, list[str], list[Any]]:
+    """Whether there is a provider to ask; what was ended, or would be; what went wrong."""
     from ..config import rented_providers
     from ..journal import journals
 
     providers, wrong = rented_providers(arguments.provider)
     if not providers and not journals():
-        return [], wrong
+        return False, [], wrong
     from ..providers import reaping
 
     if arguments.dry_run:
         machines, failures = reaping.ls(providers)
         orphans = [one for one in machines if one.owner == "dead"]
-        return [f"{one.instance.id} of pool {one.pool}" for one in orphans], [*wrong, *failures]
+        return True, [f"{one.instance.id} of pool {one.pool}" for one in orphans], [*wrong, *failures]
     ended, failures = reaping.gc(providers)
-    return ended, [*wrong, *failures]
+    return True, ended, [*wrong, *failures]

@@ -46,9 +46,11 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..config import rented_providers
     from ..fleet import survey
+    from ..journal import journals
     from .tables import as_json
 
     providers, wrong = ([], []) if arguments.local else rented_providers(arguments.provider)
+    was_asked = bool(providers or journals()) and not arguments.local
     found = survey(providers, is_local_only=arguments.local)
     failures = [*wrong, *found.failures]
     if arguments.json:
@@ -56,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     elif found.pools:
         print("\n".join(describe(found.pools)))
     else:
-        print("no pool is open, and nothing is rented" if not failures else "no pool was found")
+        rented = "" if failures else ", and nothing is rented" if was_asked else " (no provider was asked)"
+        print(f"no pool is open{rented}")
     for failure in failures:
         print(f"skyward: {failure}", file=sys.stderr)
     orphans = [pool for pool in found.pools if pool.state == "dead" and pool.instances]

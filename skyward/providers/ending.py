@@ -94,7 +94,7 @@ class Ending:
                 self.journal.close(at=self.clock.time())
                 return
             if self.clock.monotonic() > deadline:
-                self._fail(left)
+                self._fail(left, cost="and cost nothing")
             self.clock.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _LONGEST_LOOK_S)
 
@@ -172,10 +172,10 @@ class Ending:
         again_on = (Throttled, OutcomeUnknown)
         return patiently(call, again_on=again_on, clock=self.clock, limit_s=limit_s or self.limit_s)
 
-    def _fail(self, ids: list[str], cause: Exception | None = None) -> NoReturn:
+    def _fail(self, ids: list[str], cause: Exception | None = None, cost: str = "and cost money") -> NoReturn:
         why = f" (it said: {self._refusal})" if self._refusal else ""
         raise TerminateFailed(
-            f"{self.cloud.name}: of pool {self.journal.pool} these may still be there, and cost money: "
+            f"{self.cloud.name}: of pool {self.journal.pool} these may still be there, {cost}: "
             f"{', '.join(ids)}{why}. End them by hand: {self.command}",
             ids=tuple(ids),
             command=self.command,

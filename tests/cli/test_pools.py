@@ -85,7 +85,7 @@ def test_ls_forgets_a_dead_pool_that_rented_nothing(
     program.kill()
     program.wait()
     assert main(["ls"]) == 0
-    assert capsys.readouterr().out == "no pool is open, and nothing is rented\n"
+    assert capsys.readouterr().out == "no pool is open (no provider was asked)\n"
     assert list((state / "live").iterdir()) == []
 
 

@@ -75,7 +75,7 @@ def test_what_a_dead_program_rented_is_listed_and_ended(dead: str, capsys: pytes
     assert len(pool["instances"]) == 2
     assert pool["price_usd_per_hour"] > 0
     assert main(["ls", "--local"]) == 0
-    assert capsys.readouterr().out == "no pool is open, and nothing is rented\n"
+    assert capsys.readouterr().out == "no pool is open (no provider was asked)\n"
 
     assert main(["gc", "--dry-run"]) == 0
     assert f"would end machine {dead} of pool {POOL}" in capsys.readouterr().out

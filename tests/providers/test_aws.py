@@ -472,6 +472,24 @@ class TestFailures:
             raise ClientError(answer, "RunInstances")
         assert "xxx" not in str(caught.value)
 
+    def test_credentials_that_are_renewed_are_found_by_a_program_that_runs(
+        self, provider: MotoAWS, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        api = clients(provider.region, provider.profile, provider.endpoint_url)
+
+        def key() -> str:
+            return str(api.ec2._get_credentials().access_key)  # type: ignore[attr-defined]
+
+        expired = {"Error": {"Code": "ExpiredToken", "Message": "it was for an hour"}}
+        assert key() == "test"
+        events: Any = api.ec2.meta.events
+        events.register_first("before-call.ec2", lambda **_: (SimpleNamespace(status_code=400), expired))
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
+        with pytest.raises(AuthFailed, match="renew them"):
+            provider.cloud().describe({})
+        assert key() == "renewed"
+        provider.cloud().describe({})
+
     def test_the_guide_names_every_call_that_a_policy_must_allow(self) -> None:
         package = Path(aws_prices.__file__).parent
         text = " ".join(path.read_text() for path in package.glob("*.py"))

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MissingDependency
-from .failures import translated
+from .failures import EXPIRED, translated
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -36,10 +36,11 @@ class Clients:
         )
         self._endpoint_url = endpoint_url
         self._region = region
-        self._lock = threading.Lock()
+        self._profile = profile
+        self._lock = threading.RLock()
         self._made: dict[tuple[str, str], Any] = {}
-        with translated("credentials"):
-            self._session = boto3.session.Session(profile_name=profile, region_name=region)
+        self._boto3 = boto3
+        self._session = self._new_session()
 
     @property
     def ec2(self) -> EC2Client:
@@ -70,11 +71,26 @@ class Clients:
                 client.close()
             self._made.clear()
 
+    def _new_session(self) -> Any:
+        with translated("credentials"):
+            session = self._boto3.session.Session(profile_name=self._profile, region_name=self._region)
+        session.events.register("after-call", self._look_for_new_credentials)
+        return session
+
+    def _look_for_new_credentials(self, parsed: dict[str, Any], **_: Any) -> None:
+        """When an answer says that they have expired: the user may renew them while this program runs."""
+        if parsed.get("Error", {}).get("Code") not in EXPIRED:
+            return
+        with self._lock:  # what others have of the old ones they may use to the end of their call
+            self._made.clear()
+            self.__dict__.pop("account", None)
+            self._session = self._new_session()
+
     def _client(self, service: str, region: str) -> Any:
         with self._lock:  # a session is not thread-safe, its clients are
             if (service, region) not in self._made:
                 with translated(service):
-                    self._made[service, region] = self._session.client(  # type: ignore[call-overload]
+                    self._made[service, region] = self._session.client(
                         service, region_name=region, endpoint_url=self._endpoint_url, config=self._config
                     )
             return self._made[service, region]

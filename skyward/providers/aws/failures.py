@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
 
-__all__ = ["NotThere", "NotYet", "code_of", "soon_there", "translated"]
+__all__ = ["EXPIRED", "NotThere", "NotYet", "code_of", "soon_there", "translated"]
 
 
 class NotThere(ProviderError):
@@ -99,14 +99,13 @@ _BY_CODE: dict[str, type[ProviderError]] = {
     **dict.fromkeys(("InternalError", "InternalFailure", "ServiceUnavailable", "Unavailable"), OutcomeUnknown),
 }
 
+EXPIRED = ("ExpiredToken", "ExpiredTokenException")
 _ADVICE = {
     **dict.fromkeys(
         ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException"),
         "These credentials may not make this call: guides/aws.md lists what a policy must allow",
     ),
-    **dict.fromkeys(
-        ("ExpiredToken", "ExpiredTokenException"), "The credentials have expired: renew them (aws sso login)"
-    ),
+    **dict.fromkeys(EXPIRED, "The credentials have expired: renew them (aws sso login)"),
     **dict.fromkeys(
         ("RequestExpired", "SignatureDoesNotMatch", "InvalidSignatureException"),
         "Is the clock of this machine right? Then the secret key is wrong",
