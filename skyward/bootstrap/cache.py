@@ -24,12 +24,15 @@ class Cleared:
     freed_gib: float
 
 
-def clear_cache(run: Runner) -> Cleared:
+def clear_cache(run: Runner, *, patience_s: int = 60) -> Cleared:
     """Remove what this user's pools have left on a machine, but for what is in use. Idempotent.
 
-    Raises ProviderError if the machine's shell does not answer, and what `run` raises.
+    Pools that are being made ready there are waited for, for `patience_s`.
+
+    Raises ProviderError if they take longer or the machine's shell does not answer, and what `run` raises.
     """
-    done = run("exec sh -s", input=script(("node.sh", "cache.sh", "clear.sh"), {}), timeout_s=_LIMIT_S)
+    order = script(("node.sh", "cache.sh", "clear.sh"), {"patience_s": str(patience_s)})
+    done = run("exec sh -s", input=order, timeout_s=patience_s + _LIMIT_S)
     removed: list[str] = []
     kept: list[str] = []
     freed_kib = 0
@@ -44,6 +47,8 @@ def clear_cache(run: Runner) -> Cleared:
             removed.append(path)
         elif name == "kept":
             kept.append(text)
+        elif name == "busy":
+            raise ProviderError(f"the cache was not cleared: pools are being made ready there, by {text}; try again")
         is_whole |= name == "end"
     if not is_whole:
         raise ProviderError(f"the cache was not cleared: the shell there ended with code {done.code}")

@@ -3,7 +3,7 @@
 # Agents and slots name their interpreter and path in their arguments. The pattern comes by standard input: as an
 # argument grep would find itself.
 is_used() { # FOLDER
-    printf '%s/\n' "$1" | grep -qaF -f - /proc/[0-9]*/cmdline 2>/dev/null
+    printf '%s/\n' "$1" | grep -qF -f - /proc/[0-9]*/cmdline 2>/dev/null
 }
 
 # A pool that has just been told of an environment may not have started its agent yet.

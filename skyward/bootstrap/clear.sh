@@ -1,17 +1,23 @@
-# Removes what is kept for the next pool, of all platforms that share this home.
+# Removes what is kept for the next pool, of all platforms that share this home. From the client: patience_s.
+if ! hold_cache -x "$patience_s"; then
+    say busy "$root"
+    exit 1
+fi
 for platform in "$root"/*-*-*; do
     [ -d "$platform" ] || continue
+    is_kept=
     for folder in "$platform"/ours-* "$platform"/user-*; do
         [ -d "$folder" ] || continue
         if is_used "$folder" || is_recent "$folder/used" 15; then
             say kept "$folder"
+            is_kept=1
             continue
         fi
         say removed "$(du -sk "$folder" | cut -f 1) $folder"
         remove_environment "$folder"
     done
     # The interpreter of an environment that stays may be one that uv has downloaded.
-    if ! ls -d "$platform"/ours-* "$platform"/user-* >/dev/null 2>&1; then
+    if [ -z "$is_kept" ]; then
         say removed "$(du -sk "$platform" | cut -f 1) $platform"
         rm -rf "$platform"
     fi

@@ -1,8 +1,15 @@
 # Makes what a node lacks. What is there is kept, so it may be interrupted anywhere and run again.
 # From the client: ours, user (names of environments), uv (path, or empty: it came along), uv_version,
 # python (path, or empty: to be downloaded), wanted_python, folder, code, objects, limit_s, limit_kib.
+gone() { # WHAT: the client has not sent it, as it was here when that asked
+    fail "$1 was removed a moment ago: was the cache cleared? Try again"
+}
+
 find_uv() {
-    [ -z "$uv" ] || return 0
+    if [ -n "$uv" ]; then
+        [ -x "$uv" ] || gone "$uv"
+        return 0
+    fi
     uv=$platform/uv-$uv_version
     if [ -x "$uv" ]; then return 0; fi
     phase uv
@@ -41,6 +48,7 @@ environment() { # NAME KIND PHASE MAKE
     if is_whole "$target"; then
         is_ready "$3"
     else
+        [ -e ours.txt ] || gone "$target"
         find_uv
         find_python
         phase "$3"
@@ -68,6 +76,7 @@ keep_code() {
     for object in $objects; do
         kept=$root/code/objects/$object
         if [ -e "$kept" ]; then continue; fi
+        [ -e "objects/$object" ] || gone "$kept"
         [ "$(sha256sum "objects/$object" | cut -d ' ' -f 1)" = "$object" ] ||
             fail "a file was changed while it was read: try again"
         mv "objects/$object" "$kept" || fail "$kept cannot be written"

@@ -31,6 +31,26 @@ is_whole() {
     [ -s "$1/ready.json" ] && [ -x "$1/bin/python" ]
 }
 
+# Where there is no flock nobody is kept out. Asked again and again: busybox's has no time limit.
+get_lock() { # -s (with others that say so) or -x (alone), FD, SECONDS
+    command -v flock >/dev/null || return 0
+    waited=0
+    until flock "$1" -n "$2"; do
+        [ "$waited" -lt "$3" ] || return 1
+        waited=$((waited + 1))
+        sleep 1
+    done
+}
+
+# Who uses what is kept here waits while somebody clears it, and he for them. The folder around it is the lock, so
+# that none stays. It ends with the script.
+hold_cache() { # -s or -x, SECONDS
+    mkdir -p "${root%/*}" 2>/dev/null
+    [ -r "${root%/*}" ] || return 0
+    exec 7<"${root%/*}"
+    get_lock "$1" 7 "$2"
+}
+
 say() { # NAME TEXT: a fact for the client, on a line of its own
     printf '\001%s %s\n' "$1" "$2"
 }

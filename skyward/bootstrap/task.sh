@@ -10,6 +10,8 @@ lock() { # NAME: another pool's bootstrap may be at the same
     mkdir -p "$platform" && : >"$platform/lock-$1" ||
         fail "$platform cannot be written: the home of $(id -un) must be writable"
     exec 8>"$platform/lock-$1" # a shell ends when this fails
-    ! command -v flock >/dev/null || flock -w "$limit_s" 8 ||
+    get_lock -x 8 "$limit_s" ||
         fail "another bootstrap has held $platform/lock-$1 for $limit_s s; end it, or remove the file"
 }
+
+hold_cache -s "$limit_s" || fail "${root%/*} was locked by another process for $limit_s s"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from skyward.bootstrap.cache import clear_cache
 from skyward.bootstrap.prepare import Ready, prepare
+from skyward.errors import ProviderError
 from skyward.events import ignore
 from skyward.image import Image
 from tests.bootstrap.packages import Index
@@ -64,7 +68,15 @@ def test_an_environment_that_was_removed_is_made_again(scratch: ScratchNode, ind
 def test_clearing_leaves_what_is_in_use_and_says_what_it_removed(scratch: ScratchNode, index: Index) -> None:
     old = environment_of(make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url)))
     let_age(old, 1)
-    kept = make_ready(scratch, Image(pip_index_url=index.url))
+    folder = os.open(scratch.cache.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_SH)
+        kept = make_ready(scratch, Image(pip_index_url=index.url))  # several at a time
+        with pytest.raises(ProviderError, match="being made ready there"):
+            clear_cache(scratch, patience_s=0)
+        assert old.exists()
+    finally:
+        os.close(folder)
     cleared = clear_cache(scratch)
     assert str(old) in cleared.removed
     assert str(environment_of(kept)) in cleared.kept
@@ -72,6 +84,14 @@ def test_clearing_leaves_what_is_in_use_and_says_what_it_removed(scratch: Scratc
 
     for environment in scratch.platform.glob("*-*/used"):
         let_age(environment.parent, 1)
+    process = subprocess.Popen([kept.python, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        cleared = clear_cache(scratch)  # of this pool only one of the two environments is in use
+    finally:
+        process.communicate(b"\n", timeout=20)
+    assert cleared.kept == (str(environment_of(kept)),)
+    assert Path(kept.python).exists()
+
     cleared = clear_cache(scratch)
     assert cleared.kept == ()
     assert cleared.freed_gib > 0
