@@ -235,8 +235,7 @@ class _Config:
     def named(self, name: str) -> Any:
         """One that no file names, but who asks."""
         if name not in self.providers and name not in PROVIDERS:
-            known = [*PROVIDERS, *self.providers]
-            raise UsageError(f"{name!r} is no provider{_meant(name, known)}; there are {self._providers()}")
+            raise UsageError(f"{name!r} is no provider{_meant(name, [*PROVIDERS, *self.providers])}")
         return self.provider(name, ("providers", name))
 
     def provider(self, name: str, path: tuple[str, ...]) -> Any:

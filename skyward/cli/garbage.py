@@ -71,7 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
     if found:
         print("\n".join(found))
     elif not failures:
-        print("nothing of ours is left on this machine" + (", and nothing is rented for it" if was_asked else ""))
+        print(
+            "nothing of ours is left on this machine"
+            + (", and nothing is rented for it" if was_asked else " (no provider was asked)")
+        )
     for failure in failures:
         print(f"skyward: {failure}", file=sys.stderr)
     return 1 if failures else 0

@@ -62,7 +62,7 @@ def test_gc_names_each_thing_it_removed(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_gc_says_so_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(skyward.providers.local, "collect_garbage", lambda is_dry_run: [])
     assert main(["gc"]) == 0
-    assert capsys.readouterr().out == "nothing of ours is left on this machine, and nothing is rented for it\n"
+    assert capsys.readouterr().out == "nothing of ours is left on this machine (no provider was asked)\n"
 
 
 def test_our_errors_are_one_line_without_a_traceback(

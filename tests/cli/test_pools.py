@@ -256,7 +256,7 @@ def test_gc_dry_run_removes_nothing(capsys: pytest.CaptureFixture[str], monkeypa
     assert not left.exists()
     assert main(["gc", "--local"]) == 0
     shutil.rmtree(folder)
-    assert capsys.readouterr().out.endswith("nothing of ours is left on this machine\n")
+    assert capsys.readouterr().out.endswith("nothing of ours is left on this machine (no provider was asked)\n")
 
 
 def test_the_command_starts_quickly_and_imports_no_provider() -> None:
