@@ -16,6 +16,7 @@ from ...errors import ArgumentNotPicklable, NodeError, PoolClosed, UsageError
 from .dispatcher import Dispatcher, Job, Outcome
 from .dispatchers import as_dispatcher
 from .dispatchers.futures import new_future, settle, settle_error
+from .legal import check_at_least
 from .members import HealthProbes, Member, WorkerState, ask
 from .pipeline import Lane
 from .worker_score import WorkerScore, choose, median_s
@@ -309,8 +310,7 @@ class AdaptiveCompute:
         Returns: by worker: the average of its answers in seconds, or None where there was none.
         Raises: UsageError; NodeError: no worker answered.
         """
-        if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
-            raise UsageError(f"rounds: {rounds!r}; it is a whole number >= 1")
+        check_at_least("rounds", rounds, 1)
         _check_seconds("timeout", timeout)
         with self._changed:
             members = list(self._members)
@@ -344,8 +344,7 @@ class AdaptiveCompute:
         """
         _check_seconds("interval", interval)
         _check_seconds("timeout", timeout)
-        if isinstance(max_strikes, bool) or not isinstance(max_strikes, int) or max_strikes < 1:
-            raise UsageError(f"max_strikes: {max_strikes!r}; it is a whole number >= 1")
+        check_at_least("max_strikes", max_strikes, 1)
         self.stop_health_probes()
         with self._changed:
             if self._is_closed:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...errors import UsageError
-from .dispatcher import Content, Dispatcher
 from .dispatchers import as_dispatcher
-from .gate import Gate, GateMode, Way
+from .gate import GateMode, Way
+from .legal import check_at_least, check_one_of
+from .pace import Drain, OnBackpressure, Pace
 from .pipeline import Evaluation, Pipeline
+from .recipe import OWN_KEY, Recipe
 from .records import EvaluationRecord
 from .taking import Taken, Taker
 
@@ -24,19 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncEvaluator", "Drain", "OnBackpressure", "OnError"]
 
-_log = logging.getLogger(__name__)
-
-Drain = Literal["lazy", "strict"]
-OnBackpressure = Literal["skip", "queue", "block"]
 OnError = Literal["record", "raise"]
-
-OWN_KEY = "own"
-PRESSURE_S = 30.0
-"""A dispatcher that expects a job to wait longer than this is under pressure, where it does not say itself whether."""
-SAYS_AFTER_S = 60.0
-"""How long `drain` waits before it says what for."""
-LARGE_BYTES = 16 << 20
-"""A function whose pickle is larger has probably caught a model or its data."""
 
 
 class AsyncEvaluator:
@@ -108,49 +96,32 @@ class AsyncEvaluator:
         timeline: Timeline | None = None,
         name: str = "evaluation",
     ) -> None:
-        for field, value, kind in (
-            ("drain", drain, Drain),
-            ("on_backpressure", on_backpressure, OnBackpressure),
-            ("on_error", on_error, OnError),
-            ("gate", gate, GateMode),
-        ):
-            if value not in get_args(kind):
-                raise UsageError(f"{field}: {value!r}; it is one of {', '.join(map(repr, get_args(kind)))}")
-        for field, function in (("model_factory", model_factory), ("eval_fn", eval_fn)):
-            if not callable(function):
-                raise UsageError(f"{field}: {function!r} cannot be called; give a function")
-        _at_least("max_pending", max_pending, 1)
-        _at_least("max_age_steps", max_age_steps, 0)
-        if timeout_s is not None and not timeout_s > 0:
-            raise UsageError(f"timeout_s: {timeout_s!r}; it is a number of seconds above 0, or None")
+        check_one_of("on_error", on_error, OnError)
+        if max_age_steps is not None:
+            check_at_least("max_age_steps", max_age_steps, 0)
         self.name = name
-        self._drain, self._on_backpressure, self._on_error = drain, on_backpressure, on_error
-        self._async_copy, self._max_pending, self._max_age_steps = async_copy, max_pending, max_age_steps
+        self._on_error, self._async_copy, self._max_age_steps = on_error, async_copy, max_age_steps
         self._best, self._timeline = best, timeline
-        self._gate = Gate(gate)
-        self._token = secrets.token_hex(4)
-        self._dispatcher: Dispatcher = as_dispatcher(compute)
+        self._dispatcher = as_dispatcher(compute)
         self._owns_dispatcher = self._dispatcher is not compute
-        self._taker = Taker(snapshots, keep=max_pending)
-        contents = {
-            "factory": Content(model_factory, "model_factory"),
-            "eval_fn": Content(eval_fn, "eval_fn"),
-            "payload": Content(payload, "payload"),
-        }
-        if not self._dispatcher.shares_memory:
-            self._check_pickles(contents)
-        self._pipeline = Pipeline(
-            self._dispatcher,
-            **contents,
+        self._recipe = Recipe(
+            model_factory,
+            eval_fn,
+            payload,
             load=load,
-            cache_key=lambda: self._model_key(cache_key, contents["factory"]),
-            is_half=fp16_state_dict,
+            cache_key=cache_key,
+            fp16_state_dict=fp16_state_dict,
             timeout_s=timeout_s,
-            is_late=self._is_late,
-            best=best,
-            timeline=timeline,
-            name=name,
+            shares_memory=self._dispatcher.shares_memory,
         )
+        self._pipeline = Pipeline(
+            self._dispatcher, self._recipe, is_late=self._is_late, best=best, timeline=timeline, name=name
+        )
+        self._pace = Pace(
+            self._pipeline, drain=drain, on_backpressure=on_backpressure, max_pending=max_pending, gate=gate
+        )
+        self._taker = Taker(snapshots, keep=max_pending)
+        self._recipe.check_pickles(name)
         self.history: list[EvaluationRecord] = []
         """Every record that `collect`, `drain` and `close` have given."""
         self._ready: list[EvaluationRecord] = []
@@ -158,13 +129,7 @@ class AsyncEvaluator:
         self._step = 0
         """How far training is, as far as it is known here."""
         self._submitted = 0
-        self._left_at = time.time()
-        self._left_step = 0
-        self._interval_at: float | None = None
-        self._interval_step = 0
         self._is_closed = False
-        if gate == "auto" and getattr(self._dispatcher, "is_elsewhere", False):
-            self._gate.settle("beside")
 
     def __repr__(self) -> str:
         return f"<AsyncEvaluator {self.name} on {self._dispatcher.name}: {self.pending} open>"
@@ -199,7 +164,7 @@ class AsyncEvaluator:
     @property
     def way(self) -> Way:
         """How evaluations go now: "beside" training, or "inline": training waits."""
-        return self._gate.way
+        return self._pace.way
 
     def latest(self, max_age_steps: int | None = None) -> EvaluationRecord | None:
         """The collected one of the highest step that ended well and in time: what early stopping may act on.
@@ -234,11 +199,11 @@ class AsyncEvaluator:
         """
         if self._is_closed:
             raise UsageError(f"{self!r} is closed; submit before close()")
-        self._train_until_now(step)
-        way = self._begin_interval(step)
+        self._step = max(self._step, step)
+        way = self._pace.arrive(step)
         self._submitted += 1
-        snapshot_id = f"{self._token}-{step}-{self._submitted}"
-        if (why := self._make_room()) is not None:
+        snapshot_id = f"{self._recipe.token}-{step}-{self._submitted}"
+        if (why := self._pace.make_room()) is not None:
             skipped = EvaluationRecord(
                 step=step,
                 epoch=epoch,
@@ -248,14 +213,13 @@ class AsyncEvaluator:
                 error=why,
             )
             self._pipeline.skip(skipped)
-            self._interval_at = None  # an interval without an evaluation tells the gate nothing
-            self._left_at, self._left_step = time.time(), step
+            self._pace.leave(step, has_skipped=True)
             return skipped
         evaluation = Evaluation(step=step, epoch=epoch, snapshot_id=snapshot_id, submitted_at=time.time())
         self._pipeline.take(evaluation, lambda: self._take(state, step, step if shares_copy else None))
         if way == "inline":
-            self._wait_for(evaluation)
-        self._left_at, self._left_step = time.time(), step
+            self._pace.wait_for(evaluation)
+        self._pace.leave(step)
         return evaluation.record
 
     def collect(self, *, step: int | None = None) -> list[EvaluationRecord]:
@@ -286,15 +250,7 @@ class AsyncEvaluator:
             timeout_s: what has not ended then is cancelled, and its record says so. None: no limit but that of each
                 evaluation.
         """
-        began = time.time()
-        while not self._pipeline.wait(lambda: not self._pipeline.open, self._patience(began, timeout_s)):
-            if timeout_s is None or time.time() - began < timeout_s:
-                oldest = self._pipeline.open[0].step if self.pending else None
-                _log.warning("%s: waiting for %d, the oldest of step %s", self.name, self.pending, oldest)
-                continue
-            for each in self._pipeline.open:
-                self._pipeline.cancel(each, f"it had not ended {timeout_s:g} s after training had, and was cancelled")
-        self._waited(began, "drain")
+        self._pace.wait_for_all(timeout_s)
         return self.collect()
 
     def close(self) -> None:
@@ -320,11 +276,6 @@ class AsyncEvaluator:
             assert each.record is not None
             self.history.append(each.record)
 
-    def _patience(self, began: float, timeout_s: float | None) -> float:
-        """Seconds to wait until something is to be said, or done."""
-        left = SAYS_AFTER_S if timeout_s is None else began + timeout_s - time.time()
-        return min(SAYS_AFTER_S, max(0.0, left))
-
     def _take(self, state: Any, step: int, moment: int | None) -> Taken:
         began = time.time()
         if callable(state):
@@ -334,67 +285,6 @@ class AsyncEvaluator:
             self._timeline.add("snapshot", f"step {step}", began, time.time(), step=step)
         return snapshot
 
-    def _make_room(self) -> str | None:
-        """Waits where it is to. Gives why this evaluation is to be skipped; None where it is not."""
-        if self._drain == "strict":
-            self._wait_for_oldest()
-        pending = self.pending
-        if pending >= self._max_pending:
-            if self._on_backpressure == "skip":
-                return f"{pending} evaluations were open, which is max_pending"
-            self._wait_for_oldest(until=self._max_pending - 1)
-        if self._on_backpressure != "queue" and self._is_under_pressure():
-            if self._on_backpressure == "skip":
-                return f"{self._dispatcher.name} is behind by {self._dispatcher.pressure():.3g} s"
-            self._wait_for_oldest()
-        return None
-
-    def _is_under_pressure(self) -> bool:
-        says = getattr(self._dispatcher, "is_backpressured", None)
-        return bool(says()) if callable(says) else self._dispatcher.pressure() > PRESSURE_S
-
-    def _wait_for_oldest(self, until: int | None = None) -> None:
-        """Until the oldest has ended, or so many are left."""
-        opened = self._pipeline.open
-        if not opened:
-            return
-        left = len(opened) - 1 if until is None else until
-        began = time.time()
-        self._pipeline.wait(lambda: len(self._pipeline.open) <= left)
-        self._waited(began, "block")
-
-    def _wait_for(self, evaluation: Evaluation) -> None:
-        began = time.time()
-        self._pipeline.wait(lambda: evaluation.record is not None)
-        self._waited(began, "inline")
-
-    def _waited(self, began: float, why: str) -> None:
-        if self._timeline is not None:
-            self._timeline.add("training", "wait", began, time.time(), why=why)
-
-    def _train_until_now(self, step: int) -> None:
-        """Draws what training did since it left here."""
-        self._step = max(self._step, step)
-        if self._timeline is not None:
-            # The first begins with the evaluator, at a step that nobody told.
-            name = f"steps {self._left_step} to {step}" if self._submitted else f"to step {step}"
-            self._timeline.add("training", name, self._left_at, time.time())
-
-    def _begin_interval(self, step: int) -> Way:
-        """Tells the gate of the interval that ends here, and asks it about the next one."""
-        if not self._gate.is_settled:
-            began = time.time()
-            if self.pending:
-                self._pipeline.wait(lambda: not self._pipeline.open)
-                self._waited(began, "trial")
-            now = time.perf_counter()
-            if self._interval_at is not None:
-                self._gate.observe(now - self._interval_at, steps=step - self._interval_step)
-                if self._gate.is_settled:
-                    _log.info("%s: evaluations go %s: %s", self.name, self._gate.way, self._gate.seconds)
-            self._interval_at, self._interval_step = now, step
-        return self._gate.way
-
     def _is_late(self, step: int) -> bool:
         return self._max_age_steps is not None and self._step - step > self._max_age_steps
 
@@ -403,28 +293,3 @@ class AsyncEvaluator:
             self._errors.clear()
         elif self._errors:
             raise self._errors.pop(0)
-
-    def _model_key(self, cache_key: str | None, factory: Content) -> str | None:
-        """Called in the background: a digest takes as long as pickling."""
-        if cache_key is None:
-            return None
-        if self._dispatcher.shares_memory:  # models are in this process: a digest would only cost
-            return f"{self._token}:{cache_key}"
-        return f"{factory.digest}:{self._token if cache_key == OWN_KEY else cache_key}"
-
-    def _check_pickles(self, contents: dict[str, Content]) -> None:
-        for name, content in contents.items():
-            size = len(content.data)
-            if name != "payload" and size > LARGE_BYTES:
-                _log.warning(
-                    "%s: %s has %.3g MB when it is sent: it has probably caught a model or its data; give data as "
-                    "payload, and make the model in model_factory",
-                    self.name,
-                    content.field,
-                    size / 1e6,
-                )
-
-
-def _at_least(field: str, value: int | None, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise UsageError(f"{field}: {value!r}; it is a whole number >= {least}")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SkywardError, UsageError
-from .dispatcher import Content, Dispatcher, Job, Outcome
-from .load import loader_for
+from .dispatcher import Dispatcher, Outcome
+from .recipe import Recipe
 from .records import EvaluationRecord
 from .taking import Taken
 
@@ -98,24 +98,15 @@ class Pipeline:
     def __init__(
         self,
         dispatcher: Dispatcher,
+        recipe: Recipe,
         *,
-        factory: Content,
-        eval_fn: Content,
-        payload: Content,
-        load: Callable[[Any, Any], object] | None,
-        cache_key: Callable[[], str | None],
-        is_half: bool,
-        timeout_s: float | None,
         is_late: Callable[[int], bool],
         best: BestModel | None,
         timeline: Timeline | None,
         name: str,
     ) -> None:
-        self._dispatcher = dispatcher
-        self._factory, self._eval_fn, self._payload = factory, eval_fn, payload
-        self._load = None if load is None else Content(load, "load")
-        self._cache_key, self._is_half, self._timeout_s = cache_key, is_half, timeout_s
-        self._is_late, self._best, self._timeline, self._name = is_late, best, timeline, name
+        self.dispatcher, self.timeline, self.name = dispatcher, timeline, name
+        self._recipe, self._is_late, self._best = recipe, is_late, best
         self._sender, self._receiver = Lane(f"{name} sender"), Lane(f"{name} receiver")
         self._open: list[Evaluation] = []
         self._ended: list[Evaluation] = []
@@ -182,9 +173,7 @@ class Pipeline:
         """Waits for the lanes; what is open must have been cancelled."""
         for lane in (self._sender, self._receiver):
             if not lane.join(CLOSE_TIMEOUT_S):
-                _log.warning(
-                    "%s: %s has been taking a job for %g s", self._name, self._dispatcher.name, CLOSE_TIMEOUT_S
-                )
+                _log.warning("%s: %s has been taking a job for %g s", self.name, self.dispatcher.name, CLOSE_TIMEOUT_S)
 
     # In the lanes ----------------------------------------------------------------------------------------------------
 
@@ -197,7 +186,9 @@ class Pipeline:
             return
         began = time.time()
         try:
-            future = self._dispatcher.submit(self._job(evaluation))
+            state = evaluation.snapshot.state
+            job = self._recipe.job(state, step=evaluation.step, snapshot_id=evaluation.snapshot_id)
+            future = self.dispatcher.submit(job)
         except BaseException as error:  # also what a pickle of the user's raises to end a process: training goes on
             self._end(evaluation, error)
             self._release(evaluation)
@@ -207,30 +198,6 @@ class Pipeline:
         future.add_done_callback(lambda done: self._receiver.put(lambda: self._receive(evaluation, done, sending)))
         if evaluation.record is not None:
             future.cancel()
-
-    def _job(self, evaluation: Evaluation) -> Job:
-        assert evaluation.snapshot is not None
-        state = evaluation.snapshot.state
-        if self._is_half:
-            from .state import halved
-
-            state = halved(state)
-        return Job(
-            factory=self._factory,
-            load=self._loader(state),
-            eval_fn=self._eval_fn,
-            payload=self._payload,
-            cache_key=self._cache_key(),
-            state=state,
-            step=evaluation.step,
-            snapshot_id=evaluation.snapshot_id,
-            timeout_s=self._timeout_s,
-        )
-
-    def _loader(self, state: Any) -> Content:
-        if self._load is None:
-            self._load = Content(loader_for(state), "load")
-        return self._load
 
     def _receive(self, evaluation: Evaluation, future: Future[Outcome], sent: tuple[float, float]) -> None:
         try:
@@ -272,7 +239,7 @@ class Pipeline:
             self._best.offer(record, evaluation.snapshot.state)
         except Exception as error:
             evaluation.error = error
-            _log.warning("%s: the weights of step %d could not be kept", self._name, record.step, exc_info=error)
+            _log.warning("%s: the weights of step %d could not be kept", self.name, record.step, exc_info=error)
             return replace(record, error=f"the best model was not written: {_said(error)}")
         return record
 
@@ -294,7 +261,7 @@ class Pipeline:
         )
         if self._conclude(evaluation, record, error) and text not in self._warned:
             self._warned.add(text)  # once for each text: a wrong eval_fn fails every time
-            _log.warning("%s: the evaluation of step %d failed: %s", self._name, evaluation.step, text)
+            _log.warning("%s: the evaluation of step %d failed: %s", self.name, evaluation.step, text)
 
     def _conclude(self, evaluation: Evaluation, record: EvaluationRecord, error: BaseException | None = None) -> bool:
         """False: it had been cancelled, and has its record."""
@@ -316,19 +283,19 @@ class Pipeline:
 
     def _draw(self, evaluation: Evaluation, outcome: Outcome, sending: tuple[float, float]) -> None:
         """sending: from when to when it was handed over."""
-        if self._timeline is None:
+        if self.timeline is None:
             return
         name, (began, ended) = f"step {evaluation.step}", sending
         arrived = outcome.started_at
         leaves = max(ended, arrived - outcome.transfer_s)  # its queue
         if leaves - ended > DRAWN_S:
-            self._timeline.add("queue", name, ended, leaves, step=evaluation.step)
+            self.timeline.add("queue", name, ended, leaves, step=evaluation.step)
             if outcome.transfer_s:
-                self._timeline.add("transfer", name, leaves, arrived, step=evaluation.step)
+                self.timeline.add("transfer", name, leaves, arrived, step=evaluation.step)
         elif outcome.transfer_s:
             ended = arrived
-        self._timeline.add("transfer", name, began, min(ended, arrived), step=evaluation.step)
-        self._timeline.add(
+        self.timeline.add("transfer", name, began, min(ended, arrived), step=evaluation.step)
+        self.timeline.add(
             outcome.worker,
             name,
             arrived,

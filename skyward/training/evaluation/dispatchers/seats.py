@@ -12,6 +12,7 @@ from typing import Any
 
 from ....errors import TaskTimeout, UsageError
 from ..dispatcher import Job, Outcome
+from ..legal import check_at_least
 from .backlog import Backlog
 from .futures import new_future, settle, settle_error
 
@@ -61,8 +62,7 @@ class SeatedDispatcher(abc.ABC):
     shares_memory = False
 
     def __init__(self, *, slots: int, name: str) -> None:
-        if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
-            raise UsageError(f"slots: {slots!r}; it is a whole number >= 1")
+        check_at_least("slots", slots, 1)
         self.name, self.slots = name, slots
         self._backlog = Backlog(slots)
         self._queue: deque[_Task] = deque()

@@ -1,0 +1,147 @@
+"""When training waits for its evaluations, and which of them are left out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from .gate import Gate, GateMode, Way
+from .legal import check_at_least, check_one_of
+from .pipeline import Evaluation, Pipeline
+
+__all__ = ["Drain", "OnBackpressure", "Pace"]
+
+_log = logging.getLogger(__name__)
+
+Drain = Literal["lazy", "strict"]
+OnBackpressure = Literal["skip", "queue", "block"]
+
+PRESSURE_S = 30.0
+"""A dispatcher that expects a job to wait longer than this is under pressure, where it does not say itself whether."""
+SAYS_AFTER_S = 60.0
+"""How long `wait_for_all` waits before it says what for."""
+
+
+class Pace:
+    """How training goes on with evaluations beside it. For the training thread.
+
+    An evaluation is asked for between `arrive` and `leave`; what lies between `leave` and `arrive` is training.
+
+    Args:
+        drain, on_backpressure, max_pending, gate: as `AsyncEvaluator`'s.
+
+    Raises: UsageError.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        drain: Drain,
+        on_backpressure: OnBackpressure,
+        max_pending: int,
+        gate: GateMode,
+    ) -> None:
+        check_one_of("drain", drain, Drain)
+        check_one_of("on_backpressure", on_backpressure, OnBackpressure)
+        check_one_of("gate", gate, GateMode)
+        check_at_least("max_pending", max_pending, 1)
+        self._pipeline, self._dispatcher = pipeline, pipeline.dispatcher
+        self._drain, self._on_backpressure, self._max_pending = drain, on_backpressure, max_pending
+        self._timeline, self._name = pipeline.timeline, pipeline.name
+        self._gate = Gate(gate)
+        if gate == "auto" and getattr(self._dispatcher, "is_elsewhere", False):
+            self._gate.settle("beside")
+        self._left_at = time.time()
+        self._left_step: int | None = None
+        """None: the first time begins with the evaluator, at a step that nobody told."""
+        self._interval_at: float | None = None
+        self._interval_step = 0
+
+    @property
+    def way(self) -> Way:
+        """How the next evaluation goes."""
+        return self._gate.way
+
+    def arrive(self, step: int) -> Way:
+        """Training is here. Tells the gate of the interval that ends, and asks it about the next one."""
+        if self._timeline is not None:
+            name = f"to step {step}" if self._left_step is None else f"steps {self._left_step} to {step}"
+            self._timeline.add("training", name, self._left_at, time.time())
+        if not self._gate.is_settled:
+            if self._pipeline.open:
+                self._wait("trial", lambda: not self._pipeline.open)
+            now = time.perf_counter()
+            if self._interval_at is not None:
+                self._gate.observe(now - self._interval_at, steps=step - self._interval_step)
+                if self._gate.is_settled:
+                    _log.info("%s: evaluations go %s: %s", self._name, self._gate.way, self._gate.seconds)
+            self._interval_at, self._interval_step = now, step
+        return self._gate.way
+
+    def make_room(self) -> str | None:
+        """Waits where it is to. Gives why this evaluation is to be skipped; None where it is not."""
+        if self._drain == "strict":
+            self._wait_for_oldest()
+        pending = len(self._pipeline.open)
+        if pending >= self._max_pending:
+            if self._on_backpressure == "skip":
+                return f"{pending} evaluations were open, which is max_pending"
+            self._wait_for_oldest(until=self._max_pending - 1)
+        if self._on_backpressure != "queue" and self._is_under_pressure():
+            if self._on_backpressure == "skip":
+                return f"{self._dispatcher.name} is behind by {self._dispatcher.pressure():.3g} s"
+            self._wait_for_oldest()
+        return None
+
+    def leave(self, step: int, *, has_skipped: bool = False) -> None:
+        """Training goes on."""
+        if has_skipped:
+            self._interval_at = None  # an interval without an evaluation tells the gate nothing
+        self._left_at, self._left_step = time.time(), step
+
+    def wait_for(self, evaluation: Evaluation) -> None:
+        """Until it has its record."""
+        self._wait("inline", lambda: evaluation.record is not None)
+
+    def wait_for_all(self, timeout_s: float | None) -> None:
+        """Until none is open. What is left after `timeout_s` is cancelled."""
+        began = time.time()
+        while not self._pipeline.wait(lambda: not self._pipeline.open, self._patience(began, timeout_s)):
+            opened = self._pipeline.open
+            if timeout_s is None or time.time() - began < timeout_s:
+                oldest = opened[0].step if opened else None
+                _log.warning("%s: waiting for %d, the oldest of step %s", self._name, len(opened), oldest)
+                continue
+            for each in opened:
+                self._pipeline.cancel(each, f"it had not ended {timeout_s:g} s after training had, and was cancelled")
+        self._draw(began, "drain")
+
+    # Within ----------------------------------------------------------------------------------------------------------
+
+    def _patience(self, began: float, timeout_s: float | None) -> float:
+        """Seconds to wait until something is to be said, or done."""
+        left = SAYS_AFTER_S if timeout_s is None else began + timeout_s - time.time()
+        return min(SAYS_AFTER_S, max(0.0, left))
+
+    def _is_under_pressure(self) -> bool:
+        says = getattr(self._dispatcher, "is_backpressured", None)
+        return bool(says()) if callable(says) else self._dispatcher.pressure() > PRESSURE_S
+
+    def _wait_for_oldest(self, until: int | None = None) -> None:
+        """Until the oldest has ended, or so many are left."""
+        opened = self._pipeline.open
+        if opened:
+            left = len(opened) - 1 if until is None else until
+            self._wait("block", lambda: len(self._pipeline.open) <= left)
+
+    def _wait(self, why: str, is_met: Callable[[], bool]) -> None:
+        began = time.time()
+        self._pipeline.wait(is_met)
+        self._draw(began, why)
+
+    def _draw(self, began: float, why: str) -> None:
+        if self._timeline is not None:
+            self._timeline.add("training", "wait", began, time.time(), why=why)

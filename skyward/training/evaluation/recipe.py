@@ -1,0 +1,96 @@
+"""What all jobs of one evaluator have in common: how a worker makes the model, and how it scores it."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import UsageError
+from .dispatcher import Content, Job
+from .load import loader_for
+
+__all__ = ["OWN_KEY", "Recipe"]
+
+_log = logging.getLogger(__name__)
+
+OWN_KEY = "own"
+LARGE_BYTES = 16 << 20
+"""A function whose pickle is larger has probably caught a model or its data."""
+
+
+class Recipe:
+    """Makes jobs. Arguments are `AsyncEvaluator`'s, but for one.
+
+    shares_memory: the dispatcher's.
+
+    Raises: UsageError.
+    """
+
+    def __init__(
+        self,
+        model_factory: Callable[[], Any],
+        eval_fn: Callable[[Any, Any], Any],
+        payload: Any,
+        *,
+        load: Callable[[Any, Any], object] | None,
+        cache_key: str | None,
+        fp16_state_dict: bool,
+        timeout_s: float | None,
+        shares_memory: bool,
+    ) -> None:
+        for field, function in (("model_factory", model_factory), ("eval_fn", eval_fn)):
+            if not callable(function):
+                raise UsageError(f"{field}: {function!r} cannot be called; give a function")
+        if timeout_s is not None and not timeout_s > 0:
+            raise UsageError(f"timeout_s: {timeout_s!r}; it is a number of seconds above 0, or None")
+        self._factory, self._eval_fn = Content(model_factory, "model_factory"), Content(eval_fn, "eval_fn")
+        self._payload = Content(payload, "payload")
+        self._load = None if load is None else Content(load, "load")
+        self._cache_key, self._is_half, self._timeout_s = cache_key, fp16_state_dict, timeout_s
+        self._shares_memory = shares_memory
+        self.token = secrets.token_hex(4)
+        """Of this evaluator, among all."""
+
+    def job(self, state: Any, *, step: int, snapshot_id: str) -> Job:
+        """For a lane: it may cast the state, and pickle. Raises: ArgumentNotPicklable."""
+        if self._is_half:
+            from .state import halved
+
+            state = halved(state)
+        if self._load is None:
+            self._load = Content(loader_for(state), "load")
+        return Job(
+            factory=self._factory,
+            load=self._load,
+            eval_fn=self._eval_fn,
+            payload=self._payload,
+            cache_key=self._model_key(),
+            state=state,
+            step=step,
+            snapshot_id=snapshot_id,
+            timeout_s=self._timeout_s,
+        )
+
+    def check_pickles(self, name: str) -> None:
+        """That other processes can be sent it. name: for logs. Raises: ArgumentNotPicklable."""
+        if self._shares_memory:
+            return
+        for content in (self._factory, self._eval_fn, self._payload):
+            size = len(content.data)
+            if content is not self._payload and size > LARGE_BYTES:
+                _log.warning(
+                    "%s: %s has %.3g MB when it is sent: it has probably caught a model or its data; give data as "
+                    "payload, and make the model in model_factory",
+                    name,
+                    content.field,
+                    size / 1e6,
+                )
+
+    def _model_key(self) -> str | None:
+        if self._cache_key is None:
+            return None
+        if self._shares_memory:  # models are in this process: a digest would only cost
+            return f"{self.token}:{self._cache_key}"
+        return f"{self._factory.digest}:{self.token if self._cache_key == OWN_KEY else self._cache_key}"
