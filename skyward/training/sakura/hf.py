@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...errors import UsageError
 from ..adapters.hf import on_the_stack
 from ..adapters.model import class_at_first_use, load_framework, plain
-from ..agree import Ranks, ranks_of_this_process
+from ..agree import Ranks
 from ..callbacks.lines import write_line
-from .ranked import RANKS_TIMEOUT_S, RankedEvaluator
+from .beside import Beside, EvaluatorOptions, line_of, row_of
 
 if TYPE_CHECKING:
     from ..evaluation import AsyncEvaluator, BestModel, EvaluationRecord, Timeline
@@ -43,8 +43,10 @@ _TRAININGS_OWN = ("loss", "grad_norm", "learning_rate")
 """Names that mean training's own numbers to those who read `log_history`."""
 
 
-class SakuraHF:
-    """What `SakuraHFCallback` is but for its base class, so that nothing is imported here."""
+class SakuraHF(Beside):
+    """What `SakuraHFCallback` is but for HF's base class, so that nothing is imported here."""
+
+    _is_missing = "training has not begun; add it before train() is called"
 
     def __init__(  # noqa: PLR0913  # keyword-only options
         self,
@@ -74,52 +76,40 @@ class SakuraHF:
     ) -> None:
         if cadence not in ("epoch", "trainer") and (not isinstance(cadence, int) or cadence < 1):
             raise UsageError(f"cadence: {cadence!r}; it is 'epoch', 'trainer', or a number of optimizer steps, >= 1")
-        self._parts = (model_factory, eval_fn, eval_payload)
-        self._options: dict[str, Any] = {
-            "compute": val_compute,
-            "drain": drain,
-            "fp16_state_dict": fp16_state_dict,
-            "max_pending": max_pending,
-            "on_backpressure": on_backpressure,
-            "async_copy": async_copy,
-            "on_error": on_error,
-            "gate": gate,
-            "timeout_s": timeout_s,
-            "load": load,
-            "snapshots": snapshots,
-            "best": best,
-            "timeline": timeline,
-        }
-        if cache_key != "auto":
-            self._options["cache_key"] = cache_key
-        self._cadence, self._max_age_steps, self._verbose = cadence, max_age_steps, verbose
-        self._given_ranks, self._trainable_only = ranks, trainable_only
+        options = EvaluatorOptions(
+            val_compute=val_compute,
+            drain=drain,
+            cache_key=cache_key,
+            fp16_state_dict=fp16_state_dict,
+            max_pending=max_pending,
+            on_backpressure=on_backpressure,
+            async_copy=async_copy,
+            on_error=on_error,
+            gate=gate,
+            timeout_s=timeout_s,
+            snapshots=snapshots,
+            timeline=timeline,
+        )
+        super().__init__(options, max_age_steps=max_age_steps, ranks=ranks)
+        self._parts, self._more = (model_factory, eval_fn, eval_payload), {"load": load, "best": best}
+        self._cadence, self._verbose, self._trainable_only = cadence, verbose, trainable_only
         self._handler: Any = None
         self._trainer: Any = None
-        self._beside: RankedEvaluator | None = None
         self._is_rank_0, self._has_warned = True, False
         self._first: AsyncEvaluator | None = None
         self._first = self._evaluator()  # what is wrong with arguments is said here
-        self.history: list[dict[str, Any]] = []
-        self.records: list[EvaluationRecord] = []
 
     # HF's events -----------------------------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         self._meet(args)
-        ranks = self._given_ranks or ranks_of_this_process(timeout_s=RANKS_TIMEOUT_S)
+        ranks = self._ranks_of_run()
         self._is_rank_0 = ranks.rank == 0
         self.close()
         if not self._is_rank_0 and self._first is not None:
             self._first.close()
             self._first = None
-        self._beside = RankedEvaluator(
-            self._evaluator,
-            ranks=ranks,
-            trainable_only=self._trainable_only,
-            max_age_steps=self._max_age_steps,
-            where=type(self).__name__,
-        )
+        self._open(self._evaluator, ranks, trainable_only=self._trainable_only)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> Any:
         self._take_over(args, state, control, context)
@@ -144,17 +134,6 @@ class SakuraHF:
 
     # A user's --------------------------------------------------------------------------------------------------------
 
-    @property
-    def pending(self) -> int:
-        """Evaluations that have been asked for, and not been told of yet."""
-        return 0 if self._beside is None else self._beside.open
-
-    def close(self) -> None:
-        """Ends what this object has started. Called when training ends; HF tells nobody of a run that raises."""
-        if self._beside is not None:
-            self._beside.close()
-            self._beside = None
-
     def __enter__(self) -> Any:
         return self
 
@@ -165,17 +144,9 @@ class SakuraHF:
 
     # Within ----------------------------------------------------------------------------------------------------------
 
-    @property
-    def _met(self) -> RankedEvaluator:
-        if self._beside is None:
-            raise UsageError(f"{type(self).__name__}: training has not begun; add it before train() is called")
-        return self._beside
-
     def _evaluator(self) -> AsyncEvaluator:
-        from ..evaluation import AsyncEvaluator
-
         first, self._first = self._first, None
-        return first or AsyncEvaluator(*self._parts, **self._options)
+        return first or self._options.evaluator(*self._parts, **self._more)
 
     def _meet(self, args: Any) -> None:
         hf = sys.modules.get("transformers.trainer")
@@ -220,11 +191,9 @@ class SakuraHF:
         return control
 
     def _row(self, record: EvaluationRecord) -> dict[str, Any]:
-        row = record.row()
+        row = row_of(record)
         if self._cadence == "epoch" and record.epoch is not None:
             row["epoch"] = int(record.epoch)
-        if record.status == "skipped":
-            row["skipped"] = True
         return row
 
     def _tell(self, args: Any, state: Any, control: Any, record: EvaluationRecord, named: dict[str, Any]) -> Any:
@@ -299,13 +268,7 @@ def _json(values: dict[str, Any]) -> dict[str, Any]:
 
 def _line(record: EvaluationRecord) -> str:
     epoch = "" if record.epoch is None else f", epoch {record.epoch:.3g}"
-    if record.status in ("skipped", "failed"):
-        return f"evaluation of step {record.step}{epoch}: {record.status}: {record.error}"
-    told = ", ".join(
-        f"{name} {value:.4g}" for name, value in _json(record.metrics).items() if isinstance(value, int | float)
-    )
-    late = ", too late to decide anything" if record.status == "late" else ""
-    return f"evaluation of step {record.step}{epoch}: {told} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"
+    return line_of(record, f"evaluation of step {record.step}{epoch}", _json(record.metrics))
 
 
 SAKURAHFCALLBACK_DOC = """A callback of transformers' `Trainer` that evaluates beside training.

@@ -29,11 +29,11 @@ from ...errors import UsageError
 from ..adapters.hf import on_the_stack
 from ..adapters.keras import KerasTranslation
 from ..adapters.model import class_at_first_use, load_framework, plain
-from ..agree import Alone, Ranks, ranks_of_this_process
+from ..agree import Alone, Ranks
 from ..callbacks.lines import write_line
+from .beside import Beside, EvaluatorOptions, line_of, row_of_epoch
 from .keras_monitors import KerasMonitors, load_weights_anywhere, values_of
 from .prepared import Prepared
-from .ranked import RANKS_TIMEOUT_S, RankedEvaluator
 
 if TYPE_CHECKING:
     from ..evaluation import AsyncEvaluator, EvaluationRecord, Timeline
@@ -47,8 +47,10 @@ _log = logging.getLogger(__name__)
 _FILES = (".weights.h5", ".keras", ".npz")
 
 
-class SakuraKeras:
-    """What `SakuraKerasCallback` is but for its base class, so that nothing is imported here."""
+class SakuraKeras(Beside):
+    """What `SakuraKerasCallback` is but for Keras's base class, so that nothing is imported here."""
+
+    _is_missing = "no fit is under way; it is a callback of model.fit"
 
     model: Any
     params: dict[str, Any] | None
@@ -79,7 +81,6 @@ class SakuraKeras:
         timeline: Timeline | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        super().__init__()
         if mode not in ("auto", "min", "max"):
             raise UsageError(f"mode={mode!r}: give 'auto', 'min' or 'max'")
         if isinstance(val_freq, bool) or not isinstance(val_freq, int) or val_freq < 1:
@@ -89,28 +90,25 @@ class SakuraKeras:
         for field, function in (("model_factory", model_factory), ("val_fn", val_fn)):
             if not callable(function):
                 raise UsageError(f"{field}={function!r}: it cannot be called; give a function")
+        options = EvaluatorOptions(
+            val_compute=val_compute,
+            drain=drain,
+            cache_key=cache_key,
+            fp16_state_dict=fp16_state_dict,
+            max_pending=max_pending,
+            on_backpressure=on_backpressure,
+            async_copy=async_copy,
+            on_error=on_error,
+            gate=gate,
+            timeout_s=timeout_s,
+            snapshots=snapshots,
+            timeline=timeline,
+        )
+        super().__init__(options, max_age_steps=max_age_steps, ranks=ranks)
         self._factory, self._score = model_factory, KerasScore(val_fn)
         self._payload, self._verbose, self._val_freq = val_payload, verbose, val_freq
         self._model_path, self._monitor, self._mode = model_path, monitor, mode
-        self._max_age_steps, self._given_ranks = max_age_steps, ranks
-        self._is_here = val_compute is None or getattr(val_compute, "shares_memory", False) is True
-        self._options: dict[str, Any] = {
-            "compute": val_compute,
-            "drain": drain,
-            "fp16_state_dict": fp16_state_dict,
-            "max_pending": max_pending,
-            "on_backpressure": on_backpressure,
-            "async_copy": async_copy,
-            "on_error": on_error,
-            "gate": gate,
-            "timeout_s": timeout_s,
-            "snapshots": snapshots,
-            "timeline": timeline,
-        }
-        if cache_key != "auto":
-            self._options["cache_key"] = cache_key
         self._ranks: Ranks = Alone()
-        self._beside: RankedEvaluator | None = None
         self._callbacks: list[Any] = []
         self._monitors = KerasMonitors([], None)
         self._taker: Taker | None = None
@@ -119,8 +117,6 @@ class SakuraKeras:
         self._values: dict[int, dict[str, Any]] = {}  # what evaluations of this fit gave, by epoch
         self._is_evaluated_twice = False
         self._is_in_fit = False
-        self.history: list[dict[str, Any]] = []
-        self.records: list[EvaluationRecord] = []
         self.best_val_loss: float | None = None
 
     # Keras's events --------------------------------------------------------------------------------------------------
@@ -129,10 +125,8 @@ class SakuraKeras:
         self.close()  # of a fit that raised
         self._find_callbacks()
         self._values, self._is_in_fit = {}, True
-        self._ranks = self._given_ranks or ranks_of_this_process(timeout_s=RANKS_TIMEOUT_S)
-        self._beside = RankedEvaluator(
-            self._evaluator, ranks=self._ranks, max_age_steps=self._max_age_steps, where=type(self).__name__
-        )
+        self._ranks = self._ranks_of_run()
+        self._open(self._evaluator, self._ranks)
         self._monitors = KerasMonitors(self._callbacks, self.model)
         self._monitors.attach()
 
@@ -167,28 +161,15 @@ class SakuraKeras:
         """The file with the best weights that were scored; None without `model_path`."""
         return None if self._model_path is None else os.fspath(self._model_path)
 
-    @property
-    def pending(self) -> int:
-        """Evaluations under way."""
-        return 0 if self._beside is None else self._beside.open
-
     def close(self) -> None:
         """For a fit that raised, after which Keras calls nothing: ends what is under way. Idempotent."""
         self._monitors.detach()
-        beside, self._beside = self._beside, None
-        if beside is not None:
-            beside.close()
+        super().close()
         for snapshot in self._kept.values():
             snapshot.release()
         self._kept, self._logs, self._is_in_fit = {}, {}, False
 
     # Within ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def _met(self) -> RankedEvaluator:
-        if self._beside is None:
-            raise UsageError("SakuraKerasCallback: no fit is under way; it is a callback of model.fit")
-        return self._beside
 
     def _find_callbacks(self) -> None:
         import keras
@@ -205,10 +186,10 @@ class SakuraKeras:
         self._callbacks.insert(0, self)
 
     def _evaluator(self) -> AsyncEvaluator:
-        from ..evaluation import AsyncEvaluator, BestModel
+        from ..evaluation import BestModel
 
         factory = Prepared(self._factory)
-        if self._is_here:
+        if self._options.is_here:
             factory.prepare()
         best = None
         if self._model_path is not None:
@@ -220,9 +201,7 @@ class SakuraKeras:
                 greater_is_better={"min": False, "max": True}.get(self._mode),
                 save=KerasSave(saver()),
             )
-        return AsyncEvaluator(
-            factory, self._score, self._payload, load=load_keras, best=best, name="evaluation", **self._options
-        )
+        return self._options.evaluator(factory, self._score, self._payload, load=load_keras, best=best)
 
     def _steps_taken(self) -> int:
         return int(self.model.optimizer.iterations)  # `model`: JAX's are brought back to it
@@ -247,8 +226,8 @@ class SakuraKeras:
         if self._taker is None:
             from ..evaluation.taking import Taker
 
-            self._taker = Taker(self._options["snapshots"], keep=self._options["max_pending"])
-        return self._taker.take(values, waits=not self._options["async_copy"])
+            self._taker = Taker(self._options.snapshots, keep=self._options.max_pending)
+        return self._taker.take(values, waits=not self._options.async_copy)
 
     def _report(self, record: EvaluationRecord, *, epoch: int | None = None, logs: Any = None) -> None:
         """epoch, logs: of the one that ends, if one does."""
@@ -256,7 +235,7 @@ class SakuraKeras:
         snapshot, before = self._kept.pop(at, None), self._logs.pop(at, {})
         try:
             self.records.append(record)
-            self.history.append(_row(record))
+            self.history.append(row_of_epoch(record))
             if self._verbose and self._ranks.rank == 0:
                 write_line(_line(record))
             if record.status not in ("ok", "late"):
@@ -378,23 +357,12 @@ def _val_name(name: str) -> str:
     return name if name.startswith("val_") else f"val_{name.removeprefix('eval_')}"
 
 
-def _row(record: EvaluationRecord) -> dict[str, Any]:
-    row = {**record.row(), "worker_name": record.worker}
-    row["epoch"] = None if record.epoch is None else int(record.epoch)
-    if record.status == "skipped":
-        row["skipped"] = True
-    return row
-
-
 def _line(record: EvaluationRecord) -> str:
     """Epochs from 1, as Keras prints them."""
     epoch = f"Epoch {int(record.epoch or 0) + 1}"
     if record.status in ("skipped", "failed"):
         return f"{epoch}: evaluation {record.status}: {record.error}"
-    numbers = ((_val_name(name), plain(value)) for name, value in record.metrics.items())
-    told = ", ".join(f"{name} {value:.4g}" for name, value in numbers if isinstance(value, int | float))
-    late = ", too late to decide anything" if record.status == "late" else ""
-    return f"{epoch}: {told} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"
+    return line_of(record, epoch, {_val_name(name): plain(value) for name, value in record.metrics.items()})
 
 
 SAKURAKERASCALLBACK_DOC = """A callback of Keras's `fit` that evaluates beside training, at the end of each epoch.

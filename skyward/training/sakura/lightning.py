@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...errors import UsageError
 from ..adapters.lightning import LightningTranslation, lightning_callback, lightning_package
 from ..adapters.model import class_at_first_use
-from ..agree import Ranks, ranks_of_this_process
+from ..agree import Ranks
 from ..callbacks.lines import write_line
+from .beside import Beside, EvaluatorOptions, line_of, row_of_epoch
 from .monitors import Monitors
-from .ranked import RANKS_TIMEOUT_S, RankedEvaluator
 from .validation import Validation, validate
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["SakuraLightning", "SakuraLightningCallback"]
 
 
-class SakuraLightning:
-    """What `SakuraLightningCallback` is but for its base class, so that nothing is imported here."""
+class SakuraLightning(Beside):
+    """What `SakuraLightningCallback` is but for Lightning's base class, so that nothing is imported here."""
 
     def __init__(  # noqa: PLR0913  # keyword-only options
         self,
@@ -64,30 +64,26 @@ class SakuraLightning:
     ) -> None:
         if mode not in ("min", "max"):
             raise UsageError(f"mode: {mode!r}; it is 'min' or 'max'")
+        options = EvaluatorOptions(
+            val_compute=val_compute,
+            drain=drain,
+            cache_key=cache_key,
+            fp16_state_dict=fp16_state_dict,
+            max_pending=max_pending,
+            on_backpressure=on_backpressure,
+            async_copy=async_copy,
+            on_error=on_error,
+            gate=gate,
+            timeout_s=timeout_s,
+            snapshots=snapshots,
+            timeline=timeline,
+        )
+        super().__init__(options, max_age_steps=max_age_steps, ranks=ranks)
         self._loader_factory, self._model_factory, self._model_path = val_loader_factory, model_factory, model_path
-        self._monitor, self._mode, self._verbose, self._drain = monitor, mode, verbose, drain
-        self._max_age_steps, self._given_ranks, self._trainable_only = max_age_steps, ranks, trainable_only
+        self._monitor, self._mode, self._verbose, self._trainable_only = monitor, mode, verbose, trainable_only
         self._val_options = dict(val_options or {})
-        self._options: dict[str, Any] = {
-            "compute": val_compute,
-            "drain": drain,
-            "fp16_state_dict": fp16_state_dict,
-            "max_pending": max_pending,
-            "on_backpressure": on_backpressure,
-            "async_copy": async_copy,
-            "on_error": on_error,
-            "gate": gate,
-            "timeout_s": timeout_s,
-            "snapshots": snapshots,
-            "timeline": timeline,
-        }
-        if cache_key != "auto":
-            self._options["cache_key"] = cache_key
-        self._beside: RankedEvaluator | None = None
         self._monitors: Monitors | None = None
         self._asked: dict[int, _Asked] = {}
-        self.history: list[dict[str, Any]] = []
-        self.records: list[EvaluationRecord] = []
         self.best_val_loss: float | None = None
 
     # Lightning's events ----------------------------------------------------------------------------------------------
@@ -96,15 +92,9 @@ class SakuraLightning:
         if getattr(trainer, "_val_check_time_interval", None) is not None:
             raise UsageError("val_check_interval: a time is not possible here; give a number of batches, or a fraction")
         self.close()
-        ranks = self._given_ranks or ranks_of_this_process(timeout_s=RANKS_TIMEOUT_S)
         self._asked = {}
-        self._beside = RankedEvaluator(
-            lambda: self._evaluator(trainer, pl_module),
-            ranks=ranks,
-            trainable_only=_has_adapters(pl_module) if self._trainable_only == "auto" else self._trainable_only,
-            max_age_steps=self._max_age_steps,
-            where=type(self).__name__,
-        )
+        trainable_only = _has_adapters(pl_module) if self._trainable_only == "auto" else self._trainable_only
+        self._open(lambda: self._evaluator(trainer, pl_module), self._ranks_of_run(), trainable_only=trainable_only)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._monitors = Monitors(trainer, package=lightning_package())
@@ -118,7 +108,7 @@ class SakuraLightning:
             logger_step = trainer.fit_loop.epoch_loop._batches_that_stepped
             part = (batch_idx + 1) / trainer.num_training_batches
             self._submit(trainer, _Asked(logger_step=logger_step, epochs=trainer.current_epoch + part))
-        if is_due or self._drain == "lazy":
+        if is_due or self._options.drain == "lazy":
             self._report(trainer, self._met.poll(step=trainer.global_step))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -141,50 +131,36 @@ class SakuraLightning:
 
     # A user's --------------------------------------------------------------------------------------------------------
 
-    @property
-    def pending(self) -> int:
-        """Evaluations that have been asked for, and not been told of yet."""
-        return 0 if self._beside is None else self._beside.open
-
     def close(self) -> None:
         """Ends what this object has started, and gives hooks back. Called when a fit ends, however it ends."""
         if self._monitors is not None:
             self._monitors.detach()
             self._monitors = None
-        if self._beside is not None:
-            self._beside.close()
-            self._beside = None
+        super().close()
 
     # Within ----------------------------------------------------------------------------------------------------------
 
     @property
-    def _met(self) -> RankedEvaluator:
-        if self._beside is None:
-            raise UsageError(f"{type(self).__name__}: no fit is under way")
-        return self._beside
-
-    @property
     def _watching(self) -> Monitors:
         if self._monitors is None:
-            raise UsageError(f"{type(self).__name__}: no fit is under way")
+            raise UsageError(f"{type(self).__name__}: {self._is_missing}")
         return self._monitors
 
     def _evaluator(self, trainer: Any, module: Any) -> AsyncEvaluator:
-        from ..evaluation import AsyncEvaluator, BestModel
+        from ..evaluation import BestModel
 
         best = None
         if self._model_path is not None:
             best = BestModel(self._model_path, self._monitor, greater_is_better=self._mode == "max")
         options: dict[str, Any] = {"precision": trainer.precision}
-        if self._options["compute"] is None and trainer.strategy.root_device.type == "cpu":
+        if self._options.val_compute is None and trainer.strategy.root_device.type == "cpu":
             options["accelerator"] = "cpu"
         options |= self._val_options
-        return AsyncEvaluator(
+        return self._options.evaluator(
             self._model_factory or _factory_of(module),
             validate,
             Validation(loaders=self._loader_factory, options=options, package=lightning_package()),
             best=best,
-            **self._options,
         )
 
     def _submit(self, trainer: Any, asked: _Asked) -> None:
@@ -198,11 +174,7 @@ class SakuraLightning:
     def _report(self, trainer: Any, records: list[EvaluationRecord]) -> None:
         for record in records:
             self.records.append(record)
-            row = {**record.row(), "worker_name": record.worker}
-            row["epoch"] = None if record.epoch is None else int(record.epoch)
-            if record.status == "skipped":
-                row["skipped"] = True
-            self.history.append(row)
+            self.history.append(row_of_epoch(record))
             if self._verbose and trainer.is_global_zero:
                 write_line(_line(record))
             if record.status in ("ok", "late"):
@@ -297,12 +269,7 @@ def _is_once_an_epoch(trainer: Any) -> bool:
 
 
 def _line(record: EvaluationRecord) -> str:
-    where = f"validation of step {record.step}, epoch {int(record.epoch or 0)}"
-    if record.status in ("skipped", "failed"):
-        return f"{where}: {record.status}: {record.error}"
-    told = ", ".join(f"{name} {value:.4g}" for name, value in record.metrics.items())
-    late = ", too late to decide anything" if record.status == "late" else ""
-    return f"{where}: {told} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"
+    return line_of(record, f"validation of step {record.step}, epoch {int(record.epoch or 0)}", record.metrics)
 
 
 SAKURALIGHTNINGCALLBACK_DOC = """What `SakuraTrainer` does, as a callback of a Trainer of your own.

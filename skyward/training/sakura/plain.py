@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import UsageError
+from .beside import EvaluatorOptions, row_of
 from .prepared import Prepared
 
 if TYPE_CHECKING:
@@ -72,23 +73,19 @@ class AsyncTrainer:
             if not callable(function):
                 raise UsageError(f"{field}={function!r}: it cannot be called; give a function")
         self._trainer, self._factory, self._test_fn = trainer, model_factory, test_fn
-        self._is_here = val_compute is None or getattr(val_compute, "shares_memory", False) is True
-        self._drain_timeout_s = drain_timeout_s
-        self._options: dict[str, Any] = {
-            "compute": val_compute,
-            "drain": drain,
-            "fp16_state_dict": fp16_state_dict,
-            "max_pending": max_pending,
-            "on_backpressure": on_backpressure,
-            "on_error": on_error,
-            "gate": gate,
-            "timeout_s": timeout_s,
-            "max_age_steps": max_age_steps,
-            "timeline": timeline,
-            "load": Load(load),
-        }
-        if cache_key != "auto":
-            self._options["cache_key"] = cache_key
+        self._load, self._max_age_steps, self._drain_timeout_s = load, max_age_steps, drain_timeout_s
+        self._options = EvaluatorOptions(
+            val_compute=val_compute,
+            drain=drain,
+            cache_key=cache_key,
+            fp16_state_dict=fp16_state_dict,
+            max_pending=max_pending,
+            on_backpressure=on_backpressure,
+            on_error=on_error,
+            gate=gate,
+            timeout_s=timeout_s,
+            timeline=timeline,
+        )
         self.history: list[dict[str, Any]] = []
         self.records: list[EvaluationRecord] = []
 
@@ -110,17 +107,16 @@ class AsyncTrainer:
             evaluator.close()
 
     def _evaluator(self) -> AsyncEvaluator:
-        from ..evaluation import AsyncEvaluator
-
         factory = Prepared(self._factory)
-        if self._is_here:
+        if self._options.is_here:
             factory.prepare()
-        return AsyncEvaluator(factory, Tested(self._test_fn), name="test", **self._options)
+        more = {"load": Load(self._load), "max_age_steps": self._max_age_steps, "name": "test"}
+        return self._options.evaluator(factory, Tested(self._test_fn), **more)
 
     def _report(self, records: list[EvaluationRecord]) -> None:
         for record in records:
             self.records.append(record)
-            self.history.append({**record.row(), **({"skipped": True} if record.status == "skipped" else {})})
+            self.history.append(row_of(record))
             if record.status == "ok":
                 self._trainer._metrics.test = {**record.metrics, "elapsed_secs": record.elapsed_s}
 
