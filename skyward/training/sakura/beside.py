@@ -74,7 +74,8 @@ class Beside:
 
     def close(self) -> None:
         """Ends what this object has started. Called when training ends; not every framework tells of a run that raises.
-        Idempotent."""
+        Idempotent.
+        """
         beside, self._beside = self._beside, None
         if beside is not None:
             beside.close()

@@ -2,63 +2,51 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.training.checkpoint.crew import Said
+
+pytestmark = pytest.mark.timeout(240)  # the first test waits for all cases of both folders
 
 ROOT = Path(__file__).parents[3]
 FAILED = "RankFailed: rank 0 failed in SakuraHFCallback: ZeroDivisionError: no rows"
 
 
-@pytest.fixture(scope="module")
-def said() -> dict[str, list[Any]]:
-    script = Path(__file__).with_name("rank_scenarios.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=115, check=False
-    )
-    lines = [each for each in done.stdout.splitlines() if each.startswith("FOUND ")]
-    assert lines, done.stdout + done.stderr
-    found: dict[str, list[Any]] = {}
-    for scenario, rank, what in sorted(json.loads(lines[0].removeprefix("FOUND ")), key=lambda each: each[1]):
-        assert rank == len(found.setdefault(scenario, []))
-        found[scenario].append(what)
-    return found
+@pytest.fixture
+def said(said_under_trainers: Said) -> Said:
+    return said_under_trainers
 
 
 @pytest.mark.parametrize("scenario", ["hf_ddp", "hf_fsdp2"])
-def test_under_hf_all_ranks_know_what_rank_0_would_have_scored_inline(
-    scenario: str, said: dict[str, list[Any]]
-) -> None:
+def test_under_hf_all_ranks_know_what_rank_0_would_have_scored_inline(scenario: str, said: Said) -> None:
     (logged, inline, history), (others_logged, _, others_history) = said[scenario]
     assert history == others_history == inline
     assert logged == others_logged == [[6 * (epoch + 1), loss] for epoch, loss in enumerate(inline)]
     assert len(set(inline)) == 3
 
 
-def test_sharded_training_gives_the_same_scores_as_replicated(said: dict[str, list[Any]]) -> None:
+def test_sharded_training_gives_the_same_scores_as_replicated(said: Said) -> None:
     assert said["hf_fsdp2"][0][2] == pytest.approx(said["hf_ddp"][0][2])
 
 
-def test_a_skipped_evaluation_of_sharded_weights_gathers_nothing(said: dict[str, list[Any]]) -> None:
+def test_a_skipped_evaluation_of_sharded_weights_gathers_nothing(said: Said) -> None:
     assert said["hf_fsdp2_skips"] == [[[6, "ok"], [12, "skipped"], [18, "ok"]]] * 2
 
 
-def test_hfs_ranks_stop_early_at_the_same_step_and_load_the_same_best(said: dict[str, list[Any]]) -> None:
+def test_hfs_ranks_stop_early_at_the_same_step_and_load_the_same_best(said: Said) -> None:
     assert said["hf_stops_early"] == [[24, 0.2, "checkpoint-12"]] * 2
 
 
 # Pitfall 7.
-def test_an_evaluation_that_fails_is_raised_on_all_ranks(said: dict[str, list[Any]]) -> None:
-    assert said["hf_raises_on_all"] == ["ZeroDivisionError: no rows", FAILED]
+def test_an_evaluation_that_fails_is_raised_on_all_ranks(said: Said) -> None:
+    assert said["hf_raises_what_failed_beside_on_all"] == ["ZeroDivisionError: no rows", FAILED]
 
 
-def test_under_lightning_all_ranks_know_what_rank_0_would_have_scored_inline(said: dict[str, list[Any]]) -> None:
+def test_under_lightning_all_ranks_know_what_rank_0_would_have_scored_inline(said: Said) -> None:
     (history, inline, (loss, square), best), (others_history, _, others, others_best) = said["lightning_ddp"]
     assert history == others_history == inline
     assert [loss, square] == others == [pytest.approx(inline[-1]), pytest.approx(0.035)]
@@ -67,7 +55,7 @@ def test_under_lightning_all_ranks_know_what_rank_0_would_have_scored_inline(sai
     assert sharded == others_sharded == inline
 
 
-def test_lightnings_ranks_stop_early_at_the_same_step(said: dict[str, list[Any]]) -> None:
+def test_lightnings_ranks_stop_early_at_the_same_step(said: Said) -> None:
     assert said["lightning_stops_early"] == [6, 6]
 
 

@@ -1,17 +1,7 @@
-"""Run by test_ranks.py: two ranks on gloo, forked from one process that has imported the frameworks, go through every
-scenario. Prints what each rank says, as JSON.
-"""
+"""What two ranks do under the Trainers of Hugging Face and of Lightning; `tests/training/conftest.py` runs it."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import sys
-import tempfile
-import traceback
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +16,7 @@ from skyward.training import DefaultMetrics, DivergenceDetector, RankFailed, Tra
 from skyward.training.adapters.hf import HFCallbacks
 from skyward.training.adapters.lightning import LightningCallbacks
 from tests.training.adapters.recording import Asks, Recorder
+from tests.training.checkpoint.crew import Case
 
 WORLD = 2
 
@@ -56,10 +47,10 @@ class LogsAlone(Trainer):  # type: ignore[misc]  # it is Any to mypy here
         return super().compute_loss(*args, **kwargs)
 
 
-def hf(folder: str, *callbacks: Any, kind: Any = Trainer, **chosen: Any) -> Any:
+def hf(folder: Path, *callbacks: Any, kind: Any = Trainer, **chosen: Any) -> Any:
     given: dict[str, Any] = {"num_train_epochs": 2, "logging_steps": 1, "save_strategy": "steps", **chosen}
     args = transformers.TrainingArguments(
-        folder,
+        str(folder),
         per_device_train_batch_size=2,
         use_cpu=True,
         ddp_backend="gloo",
@@ -91,9 +82,9 @@ class Module(LightningModule):  # type: ignore[misc]  # it is Any to mypy here
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def lightning(folder: str, *callbacks: Any, **chosen: Any) -> Any:
+def lightning(folder: Path, *callbacks: Any, **chosen: Any) -> Any:
     made = LightningTrainer(
-        default_root_dir=folder,
+        default_root_dir=str(folder),
         max_epochs=2,
         accelerator="cpu",
         strategy="ddp",
@@ -112,53 +103,53 @@ def lightning(folder: str, *callbacks: Any, **chosen: Any) -> Any:
     return made.global_step
 
 
-def files(folder: str) -> list[str]:
-    return sorted(each.name for each in Path(folder).glob("checkpoint-*"))
+def files(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.glob("checkpoint-*"))
 
 
-def hf_stops_where_one_rank_asks(folder: str) -> Any:
+def hf_stops_where_one_rank_asks(ranks: Any, folder: Path) -> Any:
     return [hf(folder, Asks("on_step_end", 3, "stop", rank=1)), files(folder)]
 
 
-def hf_stops_within_a_step_at_its_end(folder: str) -> Any:
+def hf_stops_within_a_step_at_its_end(ranks: Any, folder: Path) -> Any:
     asks = Asks("on_substep_end", 1, "should_training_stop", rank=1)
     return [hf(folder, asks, gradient_accumulation_steps=2), files(folder)]
 
 
-def hf_aborts_where_one_rank_asks(folder: str) -> Any:
+def hf_aborts_where_one_rank_asks(ranks: Any, folder: Path) -> Any:
     return [hf(folder, Asks("on_log", 3, "abort", rank=1), save_steps=2), files(folder)]
 
 
-def hf_raises_on_all(folder: str) -> Any:
+def hf_raises_on_all(ranks: Any, folder: Path) -> Any:
     return hf(folder, Breaks())
 
 
-def hf_logs_of_one_rank_hold_up_nobody(folder: str) -> Any:
+def hf_logs_of_one_rank_hold_up_nobody(ranks: Any, folder: Path) -> Any:
     ours = Recorder(only=("on_log",))
     steps = hf(folder, DefaultMetrics(), DivergenceDetector(), ours, kind=LogsAlone, max_steps=2, save_strategy="no")
     return [steps, sum(1 for told in ours.of("on_log") if "mine" in told["logs"])]
 
 
-def lightning_stops_where_one_rank_asks(folder: str) -> Any:
+def lightning_stops_where_one_rank_asks(ranks: Any, folder: Path) -> Any:
     return [lightning(folder, Asks("on_step_end", 3, "stop", rank=1)), files(folder)]
 
 
-def lightning_aborts_where_one_rank_asks(folder: str) -> Any:
+def lightning_aborts_where_one_rank_asks(ranks: Any, folder: Path) -> Any:
     return [lightning(folder, Asks("on_log", 3, "abort", rank=1)), files(folder)]
 
 
-def lightning_raises_on_all(folder: str) -> Any:
+def lightning_raises_on_all(ranks: Any, folder: Path) -> Any:
     return lightning(folder, Breaks())
 
 
-def lightning_logs_the_mean_of_all_ranks(folder: str) -> Any:
+def lightning_logs_the_mean_of_all_ranks(ranks: Any, folder: Path) -> Any:
     ours = Recorder(only=("on_log", "on_train_metrics"))
     lightning(folder, DefaultMetrics(), ours, use_distributed_sampler=True)
     logged = [told["logs"].get("loss") for told in ours.of("on_log")][:3]
     return [logged, [float(told["metrics"]["loss"]) for told in ours.of("on_train_metrics")][:3]]
 
 
-SCENARIOS: list[Callable[[str], Any]] = [
+CASES: list[Case] = [
     hf_stops_where_one_rank_asks,
     hf_stops_within_a_step_at_its_end,
     hf_aborts_where_one_rank_asks,
@@ -169,38 +160,3 @@ SCENARIOS: list[Callable[[str], Any]] = [
     lightning_raises_on_all,
     lightning_logs_the_mean_of_all_ranks,
 ]
-
-
-def rank_main(rank: int, folder: str, said: Any) -> None:
-    warnings.simplefilter("ignore")  # of frameworks; those of ours are errors in the other tests
-    torch.set_num_threads(1)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": WORLD, "GROUP_RANK": 0}
-    os.environ.update({name: str(value) for name, value in place.items()})
-    # Lightning takes what torchrun would have set as its environment; the group itself meets at a file.
-    os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
-    try:
-        for scenario in SCENARIOS:
-            said.put((scenario.__name__, rank, scenario(f"{folder}/{scenario.__name__}")))
-            torch.distributed.barrier()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # the other rank would wait
-
-
-def main() -> None:
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        said = context.Queue()
-        ranks = [context.Process(target=rank_main, args=(rank, folder, said), daemon=True) for rank in range(WORLD)]
-        for each in ranks:
-            each.start()
-        found = [said.get(timeout=60) for _ in range(WORLD * len(SCENARIOS))]
-        for each in ranks:
-            each.join(20)
-    print("FOUND", json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,9 @@
-"""Run by test_ranks.py: two ranks on gloo, forked from one process that has imported the frameworks, go through every
-scenario. Prints what each rank says, as JSON.
-"""
+"""What two ranks do under the Trainers of Hugging Face and of Lightning; `tests/training/conftest.py` runs it."""
 
 from __future__ import annotations
 
 import copy
-import json
-import logging
-import multiprocessing
-import os
-import sys
-import tempfile
 import threading
-import traceback
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +21,7 @@ from transformers import Trainer, TrainingArguments  # noqa: F401  # loads what 
 
 from skyward.training import RankFailed
 from skyward.training.sakura import SakuraHFCallback, SakuraLightningCallback
+from tests.training.checkpoint.crew import Case
 
 WORLD = 2
 X = torch.arange(24.0)[:, None] / 10
@@ -90,9 +80,9 @@ class ShardedTrainer(Trainer):  # type: ignore[misc]
         self.accelerator.prepare_model = lambda model, **_: model
 
 
-def hf(folder: str, model: Any, *callbacks: Any, kind: Any = Trainer, **chosen: Any) -> Any:
+def hf(folder: Path, model: Any, *callbacks: Any, kind: Any = Trainer, **chosen: Any) -> Any:
     args = transformers.TrainingArguments(
-        folder,
+        str(folder),
         per_device_train_batch_size=2,
         use_cpu=True,
         ddp_backend="gloo",
@@ -120,24 +110,24 @@ def net() -> Net:
     return Net()
 
 
-def hf_ddp(folder: str) -> Any:
+def hf_ddp(ranks: Any, folder: Path) -> Any:
     ours, inline = beside(), Inline()
     made = hf(folder, net(), inline, ours)
-    logged = [(entry["step"], entry["eval_loss"]) for entry in made.state.log_history if "eval_loss" in entry]
+    logged = [[entry["step"], entry["eval_loss"]] for entry in made.state.log_history if "eval_loss" in entry]
     return [logged, inline.losses, [row["loss"] for row in ours.history]]
 
 
-def hf_fsdp2(folder: str) -> Any:
+def hf_fsdp2(ranks: Any, folder: Path) -> Any:
     model = net()
     fully_shard(model.first)
     fully_shard(model)
     ours, inline = beside(), Inline()
     made = hf(folder, model, inline, ours, kind=ShardedTrainer)
-    logged = [(entry["step"], entry["eval_loss"]) for entry in made.state.log_history if "eval_loss" in entry]
+    logged = [[entry["step"], entry["eval_loss"]] for entry in made.state.log_history if "eval_loss" in entry]
     return [logged, inline.losses, [row["loss"] for row in ours.history]]
 
 
-def hf_fsdp2_skips(folder: str) -> Any:
+def hf_fsdp2_skips(ranks: Any, folder: Path) -> Any:
     """While the first evaluation waits, others are skipped, and no rank waits for one that gathers."""
     goes_on = threading.Event()
 
@@ -154,10 +144,10 @@ def hf_fsdp2_skips(folder: str) -> Any:
     fully_shard(model)
     ours = beside(eval_fn=waits, max_pending=1)
     hf(folder, model, ours, LetsGo(), kind=ShardedTrainer)
-    return [(row["step"], row["status"]) for row in sorted(ours.history, key=lambda row: row["step"])]
+    return [[row["step"], row["status"]] for row in sorted(ours.history, key=lambda row: row["step"])]
 
 
-def hf_stops_early(folder: str) -> Any:
+def hf_stops_early(ranks: Any, folder: Path) -> Any:
     ours = beside(eval_fn=Falls(0.5, 0.2, 0.4, 0.9, 0.9, 0.9), cadence="trainer", gate="sync")
     stops = transformers.EarlyStoppingCallback(early_stopping_patience=2)
     strategy = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
@@ -165,7 +155,7 @@ def hf_stops_early(folder: str) -> Any:
     return [made.state.global_step, made.state.best_metric, Path(made.state.best_model_checkpoint).name]
 
 
-def hf_raises_on_all(folder: str) -> Any:
+def hf_raises_what_failed_beside_on_all(ranks: Any, folder: Path) -> Any:
     ours = beside(eval_fn=broken, on_error="raise")
     try:
         hf(folder, net(), ours)
@@ -228,9 +218,9 @@ def val_loader() -> Any:
     return DataLoader(TensorDataset(X[:4]), batch_size=4)
 
 
-def lightning(folder: str, module: Any, *callbacks: Any, strategy: Any = "ddp", **chosen: Any) -> Any:
+def lightning(folder: Path, module: Any, *callbacks: Any, strategy: Any = "ddp", **chosen: Any) -> Any:
     made = LightningTrainer(
-        default_root_dir=folder,
+        default_root_dir=str(folder),
         accelerator="cpu",
         strategy=strategy,
         devices=WORLD,
@@ -251,70 +241,34 @@ def validations(**chosen: Any) -> Any:
     return SakuraLightningCallback(**{**given, **chosen})
 
 
-def lightning_ddp(folder: str) -> Any:
+def lightning_ddp(ranks: Any, folder: Path) -> Any:
     ours, inline = validations(), InlineLightning()
-    saves = ModelCheckpoint(f"{folder}/best", monitor="val_loss", filename="{step}")
+    saves = ModelCheckpoint(folder / "best", monitor="val_loss", filename="{step}")
     made = lightning(folder, Module(), inline, saves, ours)
     best = torch.load(saves.best_model_path, weights_only=False)["global_step"]
-    told = float(made.callback_metrics["val_loss"]), float(made.callback_metrics["square"])
+    told = [float(made.callback_metrics[name]) for name in ("val_loss", "square")]
     return [[row["val_loss"] for row in ours.history], inline.losses, told, best]
 
 
-def lightning_fsdp2(folder: str) -> Any:
+def lightning_fsdp2(ranks: Any, folder: Path) -> Any:
     ours, inline = validations(), InlineLightning()
     lightning(folder, ShardedModule(), inline, ours, strategy=ShardedStrategy())
     return [[row["val_loss"] for row in ours.history], inline.losses]
 
 
-def lightning_stops_early(folder: str) -> Any:
+def lightning_stops_early(ranks: Any, folder: Path) -> Any:
     ours = validations(gate="sync")
     made = lightning(folder, Module(), EarlyStopping("val_loss", stopping_threshold=1e9), ours)
     return made.global_step
 
 
-SCENARIOS: list[Callable[[str], Any]] = [
+CASES: list[Case] = [
     hf_ddp,
     hf_fsdp2,
     hf_fsdp2_skips,
     hf_stops_early,
-    hf_raises_on_all,
+    hf_raises_what_failed_beside_on_all,
     lightning_ddp,
     lightning_fsdp2,
     lightning_stops_early,
 ]
-
-
-def rank_main(rank: int, folder: str, said: Any) -> None:
-    warnings.simplefilter("ignore")  # of frameworks; those of ours are errors in the other tests
-    logging.disable(logging.INFO)
-    torch.set_num_threads(1)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": WORLD, "GROUP_RANK": 0}
-    os.environ.update({name: str(value) for name, value in place.items()})
-    # Lightning takes what torchrun would have set as its environment; the group itself meets at a file.
-    os.environ.update(TORCHELASTIC_RUN_ID="test", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD)
-    try:
-        for scenario in SCENARIOS:
-            said.put((scenario.__name__, rank, scenario(f"{folder}/{scenario.__name__}")))
-            torch.distributed.barrier()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # the other rank would wait
-
-
-def main() -> None:
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        said = context.Queue()
-        ranks = [context.Process(target=rank_main, args=(rank, folder, said), daemon=True) for rank in range(WORLD)]
-        for each in ranks:
-            each.start()
-        found = [said.get(timeout=60) for _ in range(WORLD * len(SCENARIOS))]
-        for each in ranks:
-            each.join(20)
-    print("FOUND", json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
