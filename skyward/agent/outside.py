@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import json
 import os
 import pickle
@@ -161,8 +162,24 @@ def _with_address(config: NodeConfig) -> NodeConfig:
 def _address_of_log_in() -> str:
     """Behind address translation too this is the machine's own, not the one that was dialled."""
     words = os.environ.get("SSH_CONNECTION", "").split()
-    address = words[2].removeprefix("::ffff:") if len(words) == 4 else ""
-    return address if ":" not in address else ""
+    try:
+        address = ipaddress.ip_address(words[2])
+    except (IndexError, ValueError):  # "UNKNOWN": of an sshd that was started on a pipe
+        return ""
+    if address.version == 6:
+        return str(address.ipv4_mapped or _address_beside(address))
+    return str(address)
+
+
+def _address_beside(address: ipaddress.IPv6Address) -> str:
+    """The IPv4 address of the network card that has this one; empty: there is none."""
+    wanted = address.packed.hex()
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
+        for line in file:
+            found, *_, name = line.split()
+            if found == wanted:
+                return _address_of(name)
+    return ""
 
 
 def _address_of_default_route() -> str:
@@ -173,12 +190,13 @@ def _address_of_default_route() -> str:
 
 
 def _interface_of(address: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has no address
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), "")
+
+
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # it has none
+        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
     return ""
 
 
