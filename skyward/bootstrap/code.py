@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from ..errors import UsageError
 from ..image import Image
 from .ignore import ALWAYS, Rules, rules_above, rules_in
-from .roots import Root, local_roots
+from .roots import Root, editable_metadata, local_roots
 
 __all__ = ["Code", "gather"]
 
@@ -28,6 +28,9 @@ _LARGEST_IN_PACKAGE = 10 * 2**20
 _MUCH = 100 * 2**20
 _MOST_ENTRIES = 100_000
 _CWD = "work"
+_METADATA = ".installed"
+"""The folder of what importlib.metadata is to know of packages that are installed editable here."""
+_METADATA_FILES = ("METADATA", "entry_points.txt", "top_level.txt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +70,8 @@ def gather(
     """
     here = os.path.realpath(cwd or os.getcwd())
     gathered = _Gathered(Rules.parse(here, (*ALWAYS, *image.excludes)))
-    roots = local_roots(sys.path if path is None else path, here, sys.modules if modules is None else modules)
+    path = sys.path if path is None else path
+    roots = local_roots(path, here, sys.modules if modules is None else modules)
     places = _places(roots, here)
     for root in roots:
         gathered.add_modules(root, places[root.folder])
@@ -83,7 +87,8 @@ def gather(
         warnings.warn(
             f"too large to travel unless Image(includes=[...]) names them: {', '.join(gathered.left_out)}", stacklevel=3
         )
-    on_path = (*filter(None, included), *(places[root.folder] for root in roots), _CWD)
+    metadata = [gathered.add_metadata(folder) for folder in editable_metadata(path, roots)]
+    on_path = (*filter(None, included), *(places[root.folder] for root in roots), _CWD, *metadata)
     return gathered.packed(tuple(dict.fromkeys(on_path)))
 
 
@@ -130,6 +135,12 @@ class _Gathered:
             is_wanted = name.endswith((".py", ".so")) or _is_in_package(os.path.dirname(path), root.folder)
             if is_wanted and root.has(path) and not name.startswith("."):
                 self._add(path, os.path.join(place, os.path.relpath(path, root.folder)), _LARGEST_IN_PACKAGE)
+
+    def add_metadata(self, folder: str) -> str:
+        """Of a package that is installed from sources which travel. Returns the folder for sys.path."""
+        for name in _METADATA_FILES:
+            self._add(os.path.join(folder, name), os.path.join(_METADATA, os.path.basename(folder), name), None)
+        return _METADATA
 
     def include(self, entry: str, here: str) -> str:
         """What the image names travels, even where git ignores it. Returns the folder for sys.path, or ""."""

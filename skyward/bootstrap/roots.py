@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import json
 import os
 import site
 import sysconfig
 import tempfile
+import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Root", "is_installed", "local_roots"]
+__all__ = ["Root", "editable_metadata", "is_installed", "local_roots"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,26 @@ def local_roots(path: Iterable[str], cwd: str, modules: Mapping[str, object]) ->
         if folder not in roots and not is_installed(folder):
             roots[folder] = Root(folder=folder, only=frozenset({top}))
     return list(roots.values())
+
+
+def editable_metadata(path: Iterable[str], roots: Iterable[Root]) -> list[str]:
+    """The .dist-info folders on a sys.path of packages that are installed editable from where these roots are.
+
+    A package may ask for its own version when it is imported. Source: PEP 610, direct_url.json.
+    """
+    sources = [root.folder + os.sep for root in roots]
+    found = []
+    for entry in dict.fromkeys(path):
+        for folder in glob.glob(os.path.join(glob.escape(entry), "*.dist-info")) if is_installed(entry) else ():
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                with open(os.path.join(folder, "direct_url.json"), encoding="utf-8") as file:
+                    said = json.load(file)
+                project = os.path.realpath(urllib.parse.unquote(urllib.parse.urlsplit(said["url"]).path))
+                is_ours = os.path.basename(folder).startswith("skyward-")
+                travels = any(source.startswith(project + os.sep) for source in sources)
+                if said["dir_info"].get("editable") and travels and not is_ours:
+                    found.append(folder)
+    return found
 
 
 def is_installed(folder: str) -> bool:

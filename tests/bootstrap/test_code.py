@@ -129,6 +129,23 @@ def test_packages_that_an_import_hook_finds_travel(tmp_path: Path) -> None:
     assert names_in(code) == ["src/mapped/__init__.py", "src/mapped/part.py"]
 
 
+def test_a_package_that_is_installed_editable_knows_its_version_there(tmp_path: Path) -> None:
+    project, site = tmp_path / "project", tmp_path / "site-packages"
+    write(project, src__mine="")
+    for name, source, is_editable in (("mine", project, "true"), ("built", project, "false"), ("far", site, "true")):
+        info = site / f"{name}-1.2.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: 1.2\n")
+        (info / "RECORD").touch()
+        (info / "direct_url.json").write_text(
+            f'{{"url": "{source.as_uri()}", "dir_info": {{"editable": {is_editable}}}}}'
+        )
+    (site / "plain-1.0.dist-info").mkdir()
+    code = gathered(tmp_path, path=[str(project / "src"), str(site)])
+    assert names_in(code) == [".installed/mine-1.2.dist-info/METADATA", "src/mine.py"]
+    assert code.path == ("src", "work", ".installed")
+
+
 def test_of_the_home_folder_only_what_is_imported_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path, script="", used__part="", unused__part="")
