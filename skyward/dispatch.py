@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .calls import CallOptions, PendingCompute
-from .cluster.direct import DirectEngine
+from .cluster.engine import Engine
 from .cluster.functions import FunctionTable
 from .cluster.gang import Gang
 from .cluster.nested import refuse_gang_options
@@ -20,7 +20,6 @@ from .futures import Future
 from .launch import Launch
 from .streams import WINDOW, InputFeed, take_inputs
 from .wire.blobs import BlobStore
-from .wire.frames import Kind
 from .wire.payloads import Encoded, encode
 from .wire.seen import SeenArrays
 from .wire.tasks import Mode, TaskHead
@@ -75,7 +74,7 @@ class _FedStreamTask(StreamTask):
 class Dispatch:
     """Makes tasks for one pool. Thread-safe."""
 
-    def __init__(self, engine: DirectEngine, default_timeout_s: float | None) -> None:
+    def __init__(self, engine: Engine, default_timeout_s: float | None) -> None:
         self._engine = engine
         self._store = BlobStore()
         self._functions = FunctionTable(self._store.put)
@@ -140,7 +139,7 @@ class Dispatch:
             )
         # What may be sent twice cannot stay in memory: nobody waits any more when it is sent again.
         is_once = not (sources or options.retries or options.retry_on or pending.fn.is_generator)
-        may_stay = engine.may_pull if leads and is_once else None
+        may_stay = engine.leading.may_pull if leads and is_once else None
         payload = self.arguments(args, kwargs, pending.name, seen, may_stay=may_stay)
         common: dict[str, Any] = {
             "id": task_id,
@@ -154,7 +153,7 @@ class Dispatch:
         future: Future[Any] = Future(
             lambda: engine.cancel(task_id),
             is_strict=is_strict,
-            lead=None if leads else lambda future: engine.lead(task_id, future),
+            lead=None if leads else lambda future: engine.leading.lead(task_id, future),
         )
         future.call_id = task_id
         # Not of a stream: it must be garbage when its reader drops it.
@@ -166,8 +165,8 @@ class Dispatch:
         if pending.fn.is_generator:
             head = TaskHead(common["function"].digest, Mode.STREAM, kind, len(sources), WINDOW, part, parts)
             stream: ResultStream[Any] = ResultStream(
-                lambda count: engine.send_stream(task_id, Kind.CREDIT, count.to_bytes(4, "little")),
-                lambda: _close(engine.close_stream, task_id, feeds),
+                lambda count: engine.streams.grant(task_id, count),
+                lambda: _close(engine.streams.close, task_id, feeds),
                 lambda: _close(engine.abandon, task_id, feeds),
                 WINDOW,
             )
@@ -182,7 +181,7 @@ class Dispatch:
                 kind_of_task = PulledTask if payload.stays else CallTask
                 task = kind_of_task(head=head, future=future, **common)
         if leads and not feeds:
-            engine.submit_leading(task, future, nodes)
+            engine.leading.submit(task, future, nodes)
         else:
             engine.submit(task, nodes=nodes)
         return future
@@ -212,7 +211,7 @@ class Dispatch:
             options=options,
             nodes=nodes,
             one_of=one_of,
-            ranks_per_node=engine.ranks_per_node(launch),
+            ranks_per_node=engine.nodes.ranks_per_node(launch),
             future=Future(lambda: engine.cancel_gang(gang_id)),
             retries_left=options.retries,
             restarts_left=options.max_restarts,

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from .calls import CallOptions
 from .chunking import MAX_ITEMS, ChunkSizes
-from .cluster.direct import DirectEngine
+from .cluster.engine import Engine
 from .cluster.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, UsageError
@@ -81,7 +81,7 @@ class MapRun:
     def __init__(  # noqa: PLR0913  # keyword-only
         self,
         *,
-        engine: DirectEngine,
+        engine: Engine,
         dispatch: Dispatch,
         function: WireFunction,
         name: str,
@@ -111,7 +111,7 @@ class MapRun:
             chunk=None if chunk == "auto" else chunk,
             left=_length(iterables),
             is_lazy=is_lazy,
-            round_trip_ns=engine.round_trip_s * 1e9,
+            round_trip_ns=engine.nodes.round_trip_s * 1e9,
             may_guess=options.timeout_s is None and max_inflight is None,
         )
         self._ordered = ordered
@@ -263,7 +263,7 @@ class MapRun:
     def _after_end(self, task: _ChunkTask, elapsed_ns: int) -> None:
         """Calls that were not begun when the chunk's time was up come again, in chunks of their own."""
         del self._open[task.id]
-        self._sizes.ended(elapsed_ns, task.delivered, task.size_bytes, self._engine.round_trip_s * 1e9)
+        self._sizes.ended(elapsed_ns, task.delivered, task.size_bytes, self._engine.nodes.round_trip_s * 1e9)
         if task.delivered < len(task.items):
             self._give_back(task, task.first + task.delivered)
 

@@ -29,6 +29,7 @@ from .announcer import Announcer, EventStream
 from .calls import ComputeFunction, PendingCompute, pop_active, push_active
 from .cluster import interrupts
 from .cluster.direct import DirectEngine
+from .cluster.engine import Engine
 from .cluster.keeper import Keeper
 from .cluster.opening import ask_to_end
 from .config import of_file, pool_fields
@@ -207,7 +208,7 @@ class ComputePool(Calls):
         self._launch_locks: dict[int, threading.Lock] = {}
         self._spares: dict[int, Machine] = {}
         """Machines that stand ready for nodes whose machines will be taken."""
-        self._engine: DirectEngine | None = None
+        self._engine: Engine | None = None
         self._dispatch: Dispatch | None = None
         self._offers: list[Offer] = []
         self._machines: dict[int, Machine] = {}
@@ -389,7 +390,7 @@ class ComputePool(Calls):
         if engine is not None:
             engine.tell_tasks(is_heard)
             if is_heard:
-                engine.ask_usage(_USAGE_S)
+                engine.nodes.ask_usage(_USAGE_S)
 
     def agent_pids(self) -> dict[int, int]:
         """By node: the process id of its agent, on that node's machine. A node that is being replaced is not in it.
@@ -397,7 +398,7 @@ class ComputePool(Calls):
         For tests and tools (see `skyward.testing.Faults`); calls need none of it.
         """
         engine, _ = self._running()
-        return engine.agent_pids()
+        return engine.nodes.agent_pids()
 
     def start(self) -> Self:
         """Make the machines and connect to them; what fails, or is interrupted, leaves nothing behind."""
@@ -434,7 +435,7 @@ class ComputePool(Calls):
             self._engine = engine
             self._on_heard(self._announcer.is_heard)
             if self._console is not None and self._console.wants_usage:
-                engine.ask_usage(_USAGE_S)
+                engine.nodes.ask_usage(_USAGE_S)
             self._emit(PoolReady(pool=self._name, seconds=time.monotonic() - self._began_at))
             self._dispatch = Dispatch(engine, self._default_timeout_s)
         if self._ended_by is not None:  # in the last moment
@@ -443,7 +444,7 @@ class ComputePool(Calls):
         push_active(self)
         return self
 
-    def _start_all(self, engine: DirectEngine, presence: Presence) -> None:
+    def _start_all(self, engine: Engine, presence: Presence) -> None:
         self._presence = presence
         presence.open()
         self._open_console()
@@ -476,7 +477,7 @@ class ComputePool(Calls):
                 if cancel:
                     self._engine.cancel_all(self._ended_by)
                 else:
-                    self._engine.close_streams()
+                    self._engine.streams.close_all()
                     self._engine.wait_idle()
                 self._engine.wait_stopped()
         finally:
@@ -537,7 +538,7 @@ class ComputePool(Calls):
         if self._console is not None:
             self._announcer.attach(self._console.emit)
 
-    def _tear_down(self, engine: DirectEngine) -> None:
+    def _tear_down(self, engine: Engine) -> None:
         if self._owner != os.getpid():
             return  # a fork of the client: the machines are the parent's
         machines = [*self._machines.values(), *self._spares.values()]
@@ -712,7 +713,7 @@ class ComputePool(Calls):
         check(self._spec.image, code, architecture=self._spec.architecture, resolves=self.provider.is_rented)
         self._spec = dataclasses.replace(self._spec, code=code)
 
-    def _running(self) -> tuple[DirectEngine, Dispatch]:
+    def _running(self) -> tuple[Engine, Dispatch]:
         engine, dispatch = self._engine, self._dispatch
         if self._ended_by is not None:
             raise self._ended_by

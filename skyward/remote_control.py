@@ -9,7 +9,7 @@ from typing import Any
 
 from .calls import PendingCompute
 from .cluster.asking import NOBODY
-from .cluster.direct import DirectEngine
+from .cluster.engine import Engine
 from .control import Client, check_job_id
 from .errors import ControlFailed, PoolClosed, UsageError
 from .futures import Future
@@ -19,7 +19,7 @@ __all__ = ["control_of"]
 Task = concurrent.futures.Future[Any] | PendingCompute[Any] | str | None
 
 
-def control_of(running: Callable[[], DirectEngine], task: Task, job_id: str | None, start_s: float) -> Client:
+def control_of(running: Callable[[], Engine], task: Task, job_id: str | None, start_s: float) -> Client:
     """See `ComputePool.control`. `running` gives the engine, or raises."""
     if job_id is not None:
         check_job_id(job_id)
@@ -29,7 +29,7 @@ def control_of(running: Callable[[], DirectEngine], task: Task, job_id: str | No
 class _CallTransport:
     """To the call that is meant; a name is looked up when something is asked, and once only."""
 
-    def __init__(self, running: Callable[[], DirectEngine], task: Task) -> None:
+    def __init__(self, running: Callable[[], Engine], task: Task) -> None:
         self._running = running
         self._name = ""
         self._call = 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .calls import ComputeFunction
-from .cluster.direct import DirectEngine
+from .cluster.engine import Engine
 from .futures import Future
 from .wire.frames import Kind
 from .wire.payloads import PutBlob, encode
@@ -46,7 +46,7 @@ class InputFeed:
 
     def __init__(
         self,
-        engine: DirectEngine,
+        engine: Engine,
         task: int,
         lane: int,
         source: Iterator[Any],
@@ -80,11 +80,11 @@ class InputFeed:
                 self._credit.acquire()
                 if self._is_stopped:
                     return
-                self._engine.send_stream_item(self._task, self._lane, encode(item, self._put))
+                self._engine.streams.send_item(self._task, self._lane, encode(item, self._put))
         except BaseException as error:  # the user's iterator, or an item that cannot be pickled
             self.error = error
             if self._future is not None:
                 self._future.settle_error(error)
-            self._engine.end_input(self._task, Kind.IN_ERROR, self._lane)
+            self._engine.streams.end_input(self._task, Kind.IN_ERROR, self._lane)
             return
-        self._engine.end_input(self._task, Kind.IN_END, self._lane)
+        self._engine.streams.end_input(self._task, Kind.IN_END, self._lane)

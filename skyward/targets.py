@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from .calls import CallOptions, ComputeFunction, PendingCompute, PendingComputeGroup, compute
-from .cluster.direct import DirectEngine
+from .cluster.engine import Engine
 from .cluster.nested import refuse_gang_options
 from .cluster.tasks import SendAgain
 from .dispatch import Dispatch
@@ -56,7 +56,7 @@ class Calls(ABC):
     def _max_inflight(self) -> int | None: ...
 
     @abstractmethod
-    def _running(self) -> tuple[DirectEngine, Dispatch]:
+    def _running(self) -> tuple[Engine, Dispatch]:
         """Raises PoolClosed."""
 
     def run(self, pending: PendingCompute[T]) -> T:
@@ -73,7 +73,7 @@ class Calls(ABC):
             future = dispatch.on_one_node(pending, nodes=self._goes_to, leads=True)
             return value_of(future)
         except SendAgain as again:  # its arrays could not be read where they are
-            engine.can_pull = engine.can_pull and not again.was_refused
+            engine.leading.can_pull = engine.leading.can_pull and not again.was_refused
             future = dispatch.on_one_node(pending, nodes=self._goes_to)
             return value_of(future)
 
@@ -284,7 +284,7 @@ class NodeTarget(Calls):
     def _max_inflight(self) -> int | None:
         return self._pool._max_inflight
 
-    def _running(self) -> tuple[DirectEngine, Dispatch]:
+    def _running(self) -> tuple[Engine, Dispatch]:
         return self._pool._running()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import skyward as sky
 from skyward.errors import SlotLost, TaskTimeout
 from skyward.machine import LogLine
 from skyward.pool import ComputePool
+from tests.engines import engine_of
 from tests.waiting import until
 
 
@@ -43,21 +44,16 @@ def pool(lines: list[LogLine]) -> Iterator[ComputePool]:
 
 
 def has_line(pool: ComputePool) -> bool:
-    engine = pool._engine
-    return engine is not None and engine._links[0].line is not None
+    return engine_of(pool).books.links[0].line is not None
 
 
 def line_number(pool: ComputePool) -> int:
-    engine = pool._engine
-    assert engine is not None
-    line = engine._links[0].line
+    line = engine_of(pool).books.links[0].line
     return 0 if line is None else line.number
 
 
 def on_line(pool: ComputePool) -> int:
-    engine = pool._engine
-    assert engine is not None
-    return engine._links[0].on_line
+    return engine_of(pool).books.links[0].on_line
 
 
 @sky.compute

@@ -22,6 +22,7 @@ from skyward.integrations.base import IntegrationBase, integrate
 from skyward.slot.runtime import current_rank
 from skyward.testing import Faults
 from skyward.topology import Rank
+from tests.engines import engine_of
 from tests.waiting import lines_of, until
 
 
@@ -331,9 +332,9 @@ class TestEnds:
     """When a task ends, however it does, what it has called ends with it."""
 
     def open_calls(self, pool: sky.ComputePool) -> int:
-        engine = pool._engine
-        assert engine is not None
-        return len(engine._tasks) + len(engine._gangs) + len(engine.nested._calls) + len(engine.nested._by_parent)
+        engine = engine_of(pool)
+        nested = engine.nested
+        return len(engine.books.tasks) + len(engine.books.gangs) + len(nested._calls) + len(nested._by_parent)
 
     @pytest.mark.parametrize("how", ["returns", "raises", "dies", "is cancelled", "is late"])
     def test_calls_end_with_their_task(self, pool: sky.ComputePool, tmp_path: Path, how: str) -> None:
@@ -450,7 +451,7 @@ class TestCircles:
         gang = ranks() > pool
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             everywhere = thread.submit(lambda: ranks() @ pool)
-            until(lambda: len(pool._engine._gangs) == 2)  # type: ignore[union-attr]
+            until(lambda: len(engine_of(pool).books.gangs) == 2)
             go.touch()
             assert future.result(timeout=30) == 4
             assert len(everywhere.result(timeout=30)) == 3

@@ -45,7 +45,7 @@ def shared_pool() -> Iterator[ComputePool]:
 def pool(shared_pool: ComputePool) -> ComputePool:
     engine = shared_pool._engine
     assert engine is not None
-    until(engine.may_pull)
+    until(engine.leading.may_pull)
     return shared_pool
 
 
@@ -160,11 +160,11 @@ def test_memory_that_cannot_be_read_goes_as_blobs_and_is_not_tried_again(monkeyp
     with sky.ComputePool(sky.Local()) as pool:
         engine = pool._engine
         assert engine is not None
-        until(engine.may_pull)
+        until(engine.leading.may_pull)
         for number in range(3):
             assert total(np.full(BIG, number)) >> pool == number * BIG
         assert tried == [8 * BIG]
-        assert not engine.can_pull
+        assert not engine.leading.can_pull
 
 
 def test_many_threads_with_arrays(pool: ComputePool) -> None:

@@ -1,20 +1,17 @@
 """Questions to a call while it runs, by the channel to its node; see `skyward.slot.answers` for who answers.
 
-A part of `DirectEngine` in a file of its own: it changes the engine's books, as `gangs` does.
+A part of `DirectEngine` in a file of its own, which knows no more of it than its books.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import itertools
-from typing import TYPE_CHECKING
 
 from ..errors import ControlFailed, InternalError, UsageError
 from ..futures import refuse_to_wait
 from ..wire.frames import INLINE_LIMIT, Frame, Kind
-
-if TYPE_CHECKING:
-    from .direct import DirectEngine
+from .books import Books
 
 __all__ = ["NOBODY", "Asking"]
 
@@ -33,8 +30,8 @@ Answer = concurrent.futures.Future[bytes]
 class Asking:
     """The questions that are open."""
 
-    def __init__(self, engine: DirectEngine) -> None:
-        self._engine = engine
+    def __init__(self, books: Books) -> None:
+        self._books = books
         self._open: dict[bytes, tuple[int, Answer]] = {}
         self._numbers = itertools.count(1)
 
@@ -43,14 +40,15 @@ class Asking:
 
         Raises: ControlFailed when there is none, UsageError when there are several.
         """
-        engine = self._engine
-        with engine._lock:
+        with self._books.lock:
             calls = {
-                gang.id: gang.name for gang in engine._gangs if not gang.is_cancelled and (name or not gang.is_nested)
+                gang.id: gang.name
+                for gang in self._books.gangs.values()
+                if not gang.is_cancelled and (name or not gang.is_nested)
             }
             calls |= {
                 task.id: task.name
-                for task in engine._tasks.values()
+                for task in self._books.tasks.values()
                 if task.rank is None and not task.is_cancelled and (name or not task.is_nested)
             }
         found = [call for call, called in calls.items() if called == (name or called)]
@@ -69,33 +67,32 @@ class Asking:
         if len(question) > INLINE_LIMIT:
             raise UsageError(f"control: a question of {len(question)} bytes; the limit is {INLINE_LIMIT}")
         refuse_to_wait("control")
-        engine, answer = self._engine, Answer()
+        answer = Answer()
         number = next(self._numbers).to_bytes(_NUMBER, "little")
-        with engine._changing():
-            engine._require_open()
+        with self._books:
+            self._books.require_open()
             task, node = self._place(call)
             self._open[number] = task, answer
-            engine._tell(node, Kind.ASK, task, number + question)
+            self._books.tell(node, Kind.ASK, task, number + question)
         try:
             return answer.result(timeout_s)
         except TimeoutError:
             raise ControlFailed(f"the call did not answer within {timeout_s:g} s") from None
         finally:
-            with engine._lock:
+            with self._books.lock:
                 self._open.pop(number, None)
 
     def _place(self, call: int) -> tuple[int, int]:
         """(task, node) of what answers for a call."""
-        engine = self._engine
-        gang = next((gang for gang in engine._gangs if gang.id == call), None)
+        gang = self._books.gangs.get(call)
         if gang is not None:
             rank = gang.tasks.get(0)
             if rank is None or rank.id not in gang.open:
                 raise ControlFailed("its ranks are being started")
             return rank.id, rank.node
-        if call not in engine._tasks:
+        if call not in self._books.tasks:
             raise ControlFailed("the call has ended", is_gone=True)
-        node = engine._scheduler.node_of(call)
+        node = self._books.scheduler.node_of(call)
         if node is None:
             raise ControlFailed("the call waits for a place in the pool")
         return call, node
@@ -113,7 +110,7 @@ class Asking:
     def ended(self, task: int) -> None:
         """What was asked of it will not be answered, but for what is on its way: that came by another socket."""
         if any(asked == task for asked, _ in self._open.values()):
-            self._engine._at(_LAST_S, self._give_up, task, 0)
+            self._books.at(_LAST_S, self._give_up, task, 0)
 
     def _give_up(self, task: int, _: int) -> None:
         for number in [number for number, (asked, _) in self._open.items() if asked == task]:
@@ -133,4 +130,4 @@ class Asking:
 
         if answer.done():
             raise InternalError("a question was answered twice")
-        self._engine._after.append(tell)
+        self._books.after.append(tell)

@@ -33,6 +33,7 @@ class Faults:
 
     def __init__(self, engine: DirectEngine) -> None:
         self._engine = engine
+        self._books = engine.books
         self._taken_back: set[int] = set()
         """Nodes whose provider took the machine back; until another stands in their place and is lost."""
 
@@ -43,96 +44,90 @@ class Faults:
         if link.dialler is None:
             self._node_gone(link, why)
             return
-        with self._engine._changing():
-            if not self._engine._is_open or not link.channel.is_attached:
+        with self._books:
+            if not self._books.is_open or not link.channel.is_attached:
                 return
-            self._unwatch(link)
+            self._engine.nodes.unwatch(link)
             ends = link.channel.release()
-            self._engine._teller.link_lost(link.node, why)
-            self._engine._perform(self._engine._scheduler.node_paused(link.node))
+            self._engine.teller.link_lost(link.node, why)
+            self._engine.sending.perform(self._books.scheduler.node_paused(link.node))
         threading.Thread(target=self._reconnect, args=(link, ends), name="skyward-reconnect", daemon=True).start()
-
-    def _unwatch(self, link: NodeLink) -> None:
-        link.is_led = link.is_blocked = False
-        self._engine._watcher.remove(link)
-        self._engine._liveness.forget(link)
-        self._engine._dirty.discard(link)
 
     def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
         """In a thread of its own: another link to the same agent; once its lease must be over, the node is gone."""
         assert link.dialler is not None
         if ends is not None:
             ends.close()
-        deadline = link.channel.heard_at + self._engine._machines[link.node].lease_s + LINK_TIMES.margin_s
+        deadline = link.channel.heard_at + self._books.machines[link.node].lease_s + LINK_TIMES.margin_s
         try:
             made, facts = link.dialler.dial_until(deadline, LINK_TIMES, lambda: self._why_gone(link.node))
         except (Forgotten, NodeError, InternalError) as error:
             self._node_gone(link, str(error))
             return
-        with self._engine._changing():
-            if not self._engine._is_open or self._engine._links.get(link.node) is not link:
-                self._engine._after.append(made.close)
+        with self._books:
+            if not self._books.is_open or self._books.links.get(link.node) is not link:
+                self._books.after.append(made.close)
                 return
             link.dialler.channel.attach(made, facts["received"])
             link.follow()
             link.may_widen = bool(facts.get("can_stripe"))
-            self._engine._watch(link)
-            self._engine._teller.link_restored(link.node)
-            self._engine._perform(self._engine._scheduler.node_resumed(link.node))
-        self._engine._wake()
+            self._engine.nodes.watch(link)
+            self._engine.teller.link_restored(link.node)
+            self._engine.sending.perform(self._books.scheduler.node_resumed(link.node))
+        self._books.watcher.wake()
 
     def _why_gone(self, node: int) -> str | None:
-        return None if self._engine._source is None else self._engine._source.why_gone(node)
+        return None if self._engine.nodes.source is None else self._engine.nodes.source.why_gone(node)
 
     # Lost nodes -----------------------------------------------------------------------------------------------------
 
     def _node_gone(self, link: NodeLink, why: str) -> None:
-        with self._engine._changing():  # closed under the lock: another thread may be about to write to it
-            self._engine._drop_line(link)
-            self._unwatch(link)
+        with self._books:  # closed under the lock: another thread may be about to write to it
+            self._engine.leading.drop_line(link)
+            self._engine.nodes.unwatch(link)
             if link.dialler is None:
                 link.close()
             else:
-                self._engine._after.append(link.close)
-            if not self._engine._is_open:
+                self._books.after.append(link.close)
+            if not self._books.is_open:
                 return
             node = link.node
-            if self._engine._links.get(node) is link:
-                del self._engine._links[node]
+            if self._books.links.get(node) is link:
+                del self._books.links[node]
             self._taken_back.discard(node)
             if why == PREEMPTED:
                 self._taken_back.add(node)
-            will_return = self._engine._source is not None
-            self._engine._teller.node_lost(node, will_return=will_return, reason=why)
-            for task in list(self._engine._tasks.values()):
+            will_return = self._engine.nodes.source is not None
+            self._engine.teller.node_lost(node, will_return=will_return, reason=why)
+            for task in list(self._books.tasks.values()):
                 self._lose(task, node)
-            self._engine._perform(self._engine._scheduler.node_lost(node, will_return=will_return))
-            self._engine._gangs.node_lost(node)
+            self._engine.sending.perform(self._books.scheduler.node_lost(node, will_return=will_return))
+            self._engine.gangs.node_lost(node)
             self._engine.nested.node_lost(node)
         if will_return:
             threading.Thread(target=self._replace, args=(node,), name="skyward-replace", daemon=True).start()
 
     def on_notice(self, node: int, said: bytes) -> None:
         """Its machine will be taken: send it nothing new, and see to another one."""
-        self._engine._teller.preemption_notice(node, said)
-        self._engine._perform(self._engine._scheduler.node_leaving(node))
-        link = self._engine._links.get(node)
-        if self._engine._source is not None and link is not None:
+        self._engine.teller.preemption_notice(node, said)
+        self._engine.sending.perform(self._books.scheduler.node_leaving(node))
+        link = self._books.links.get(node)
+        if self._engine.nodes.source is not None and link is not None:
             threading.Thread(target=self._relieve, args=(link,), name="skyward-relieve", daemon=True).start()
 
     def _relieve(self, link: NodeLink) -> None:
         """In a thread of its own: once another machine is ready and nothing runs on this one, it is given up."""
-        assert self._engine._source is not None
+        assert self._engine.nodes.source is not None
         try:
-            is_ready = self._engine._source.prepare_replacement(link.node)
+            is_ready = self._engine.nodes.source.prepare_replacement(link.node)
         except Exception as error:  # then it is replaced once it is gone
             sys.stderr.write(f"skyward: node {link.node}: no other machine yet: {type(error).__name__}: {error}\n")
             return
         while is_ready:
-            with self._engine._lock:
-                if not self._engine._is_open or self._engine._links.get(link.node) is not link:
+            with self._books.lock:
+                if not self._books.is_open or self._books.links.get(link.node) is not link:
                     return  # it is gone already
-                if self._engine._scheduler.is_idle(link.node):
+                if self._books.scheduler.is_idle(link.node):
                     break
             time.sleep(_LOOK_S)
         if is_ready:
@@ -142,66 +137,66 @@ class Faults:
         """Before the scheduler decides: tasks that handle their own loss, and streams, which cannot go on elsewhere."""
         if isinstance(task, RankTask):
             if task.node == node:
-                self._engine._forget(task)
+                self._engine.sending.forget(task)
                 loss = self.node_loss(node, started=True)
-                self._engine._after.append(lambda: task.on_lost(loss))
+                self._books.after.append(lambda: task.on_lost(loss))
             return
-        if self._engine._scheduler.node_of(task.id) != node:
+        if self._books.scheduler.node_of(task.id) != node:
             return
         loss = self.node_loss(node, started=None)
         if task.is_cancelled or task.handles_loss or not task.may_move:
-            self._engine._forget(task)
-            self._engine._scheduler.drop(task.id)
+            self._engine.sending.forget(task)
+            self._books.scheduler.drop(task.id)
             if task.handles_loss:
-                self._engine._after.append(lambda: task.on_lost(loss))
+                self._books.after.append(lambda: task.on_lost(loss))
             elif not task.is_cancelled:
                 error = loss_error(loss, task.name)
-                self._engine._after.append(lambda: task.on_failed(error))
+                self._books.after.append(lambda: task.on_failed(error))
         else:
-            self._engine._losses[task.id] = loss
+            self._books.losses[task.id] = loss
 
     def node_loss(self, node: int, *, started: bool | None) -> Loss:
         return Loss(node=node, started=started, is_node=True, is_preempted=node in self._taken_back)
 
     def _replace(self, node: int) -> None:
         """In a thread of its own: get another machine, or give up on the node."""
-        assert self._engine._source is not None
+        assert self._engine.nodes.source is not None
         machine: Machine | None = None
         link: NodeLink | None = None
         try:
             for tries_left in range(_REPLACEMENT_TRIES - 1, -1, -1):
-                machine = self._engine._source.replace(node)
-                if machine is None or not self._engine._is_open:
+                machine = self._engine.nodes.source.replace(node)
+                if machine is None or not self._books.is_open:
                     break
                 try:
-                    link = self._engine._opener.open(machine)
+                    link = self._engine.nodes.opener.open(machine)
                     break
                 except Unreachable:
                     if not tries_left:
                         raise
         except Exception as error:  # the node's calls are told NodeLost; why there is no other node is told here
             self._give_up(node, error)
-        with self._engine._changing():
-            if not self._engine._is_open:
+        with self._books:
+            if not self._books.is_open:
                 if link is not None:
-                    self._engine._after.append(link.close)
+                    self._books.after.append(link.close)
                 return
             if machine is None or link is None:
-                self._engine._teller.node_lost(node, will_return=False)
-                self._engine._perform(self._engine._scheduler.node_lost(node, will_return=False))
+                self._engine.teller.node_lost(node, will_return=False)
+                self._engine.sending.perform(self._books.scheduler.node_lost(node, will_return=False))
                 return
-            self._engine._machines[node] = machine
-            self._engine._links[node] = link
-            self._engine._node_up(machine)
-            self._engine._teller.node_replaced(node)
-        self._engine._wake()
+            self._books.machines[node] = machine
+            self._books.links[node] = link
+            self._engine.nodes.up(machine)
+            self._engine.teller.node_replaced(node)
+        self._books.watcher.wake()
 
     def _give_up(self, node: int, error: Exception) -> None:
-        if not self._engine._is_open:
+        if not self._books.is_open:
             return  # the pool ends what there is
-        assert self._engine._source is not None
+        assert self._engine.nodes.source is not None
         sys.stderr.write(f"skyward: node {node} could not be replaced: {type(error).__name__}: {error}\n")
         try:
-            self._engine._source.give_up(node)
+            self._engine.nodes.source.give_up(node)
         except Exception as failure:
             sys.stderr.write(f"skyward: node {node}: and then: {type(failure).__name__}: {failure}\n")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import InternalError, NodeLost, RendezvousFailed
@@ -34,53 +33,35 @@ cause."""
 
 
 class Gangs:
-    """Those that have no outcome yet."""
+    """Of one engine; the books have those that are open."""
 
     def __init__(self, engine: DirectEngine) -> None:
         self._engine = engine
-        self._gangs: dict[int, Gang] = {}
-
-    def __len__(self) -> int:
-        return len(self._gangs)
-
-    def __iter__(self) -> Iterator[Gang]:
-        return iter(list(self._gangs.values()))
-
-    def __contains__(self, gang_id: object) -> bool:
-        return gang_id in self._gangs
-
-    def take_all(self) -> list[Gang]:
-        """The engine has ended: it tells them so."""
-        gangs = list(self)
-        self._gangs.clear()
-        return gangs
+        self._books = engine.books
 
     def submit(self, gang: Gang) -> None:
-        self._gangs[gang.id] = gang
-        self._engine._perform(self._submit(gang))
+        self._books.gangs[gang.id] = gang
+        self._engine.sending.perform(self._submit(gang))
 
     def _submit(self, gang: Gang) -> list[Action]:
-        return self._engine._scheduler.submit_gang(
+        return self._books.scheduler.submit_gang(
             gang.id, nodes=gang.nodes, one_of=gang.one_of, places=gang.ranks_per_node, parent=gang.parent
         )
 
-    def get(self, gang_id: int) -> Gang | None:
-        return self._gangs.get(gang_id)
-
     def drop(self, gang: Gang) -> None:
         """It never started, and the scheduler has forgotten it; its owner tells it why."""
-        self._gangs.pop(gang.id, None)
-        if not self._engine._tasks and not self._gangs:
-            self._engine._idle.notify_all()
+        self._books.gangs.pop(gang.id, None)
+        if not self._books.tasks and not self._books.gangs:
+            self._books.idle.notify_all()
 
     def cancel(self, gang_id: int) -> None:
-        gang = self._gangs.get(gang_id)
+        gang = self._books.gangs.get(gang_id)
         if gang is None or gang.is_cancelled:
             return
         gang.is_cancelled = True
-        self._engine._idle.notify_all()
+        self._books.idle.notify_all()
         if gang.open:
-            self._stop_ranks(gang, self._engine._grace_s)
+            self._stop_ranks(gang, self._engine.grace_s)
         elif not gang.placed:
             self._end(gang)
 
@@ -88,19 +69,19 @@ class Gangs:
 
     def start(self, action: StartGang) -> None:
         """Its nodes have room for it: next comes the port to meet at."""
-        gang = self._gangs[action.gang]
+        gang = self._books.gangs[action.gang]
         gang.placed = action.nodes
         if gang.is_cancelled:
             self._end(gang)
             return
-        self._engine._tell(action.nodes[0], Kind.RESERVE_PORT, gang.id)
+        self._books.tell(action.nodes[0], Kind.RESERVE_PORT, gang.id)
 
     def on_port(self, frame: Frame) -> None:
-        gang = self._gangs.get(frame.ident)
+        gang = self._books.gangs.get(frame.ident)
         if gang is None:
             return
         gang.port = frame.lane
-        if gang.is_cancelled or any(node not in self._engine._links for node in gang.placed):
+        if gang.is_cancelled or any(node not in self._books.links for node in gang.placed):
             gang.failures += [(0.0, 0, NodeLost("a node was lost while the gang started", started=False))]
             self._end(gang)
             return
@@ -109,9 +90,9 @@ class Gangs:
             gang.failures += [(0.0, 0, error)]
             self._end(gang)
             return
-        peers = {node: self._engine._machines[node].peer for node in gang.placed}
-        accelerators = {node: self._engine._accelerators(node) for node in gang.placed}
-        interfaces = {node: self._engine._machines[node].interface for node in gang.placed}
+        peers = {node: self._books.machines[node].peer for node in gang.placed}
+        accelerators = {node: self._engine.nodes.accelerators(node) for node in gang.placed}
+        interfaces = {node: self._books.machines[node].interface for node in gang.placed}
         for rank in make_ranks(gang, peers, accelerators, interfaces):
             delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
             task = RankTask(
@@ -131,21 +112,21 @@ class Gangs:
             )
             gang.tasks[rank.rank] = task
             gang.open.add(task.id)
-            self._engine._tasks[task.id] = task
+            self._books.tasks[task.id] = task
             order = RankOrder(
                 rank=rank,
                 launch=gang.launch_bytes,
                 preload=gang.launch.preload,
                 tell_stopped_after_s=gang.options.hang_timeout_s or REPORT_AFTER_S,
             )
-            self._engine._tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
-            self._engine._send(task, rank.node)
+            self._books.tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
+            self._engine.sending.send(task, rank.node)
         gang.future.set_running()
 
     # Ending ---------------------------------------------------------------------------------------------------------
 
     def _rank_ended(self, task: RankTask) -> None:
-        with self._engine._changing():
+        with self._books:
             gang = task.gang
             if task.id not in gang.open:
                 return  # of an earlier start, or it was told already
@@ -154,7 +135,7 @@ class Gangs:
                 self._end(gang)
             elif gang.failures and not gang.is_stopping:
                 gang.is_stopping = True
-                self._engine._at(_SETTLE_S, self._stop_failed, gang.id, task.id)
+                self._books.at(_SETTLE_S, self._stop_failed, gang.id, task.id)
 
     def _stop_failed(self, gang_id: int, failed: int) -> None:
         gang = self._of_start(gang_id, failed)
@@ -163,7 +144,7 @@ class Gangs:
 
     def _of_start(self, gang_id: int, task_id: int) -> Gang | None:
         """The gang, if the task is a rank of its present start."""
-        gang = self._gangs.get(gang_id)
+        gang = self._books.gangs.get(gang_id)
         return gang if gang is not None and any(task.id == task_id for task in gang.tasks.values()) else None
 
     def _stop_ranks(self, gang: Gang, grace_s: float) -> None:
@@ -171,39 +152,37 @@ class Gangs:
         for task in gang.tasks.values():
             if task.id in gang.open and not task.is_cancelled:
                 task.is_cancelled = True
-                self._engine._tell(task.node, Kind.CANCEL, task.id, lane=int(grace_s * 10))
+                self._books.tell(task.node, Kind.CANCEL, task.id, lane=int(grace_s * 10))
 
     def _end(self, gang: Gang) -> None:
         if gang.port:
-            self._engine._tell(gang.placed[0], Kind.RELEASE_PORT, lane=gang.port)
-        if gang.id not in self._gangs:
+            self._books.tell(gang.placed[0], Kind.RELEASE_PORT, lane=gang.port)
+        if gang.id not in self._books.gangs:
             return
-        del self._gangs[gang.id]
-        actions = self._engine._scheduler.gang_finished(gang.id)
+        del self._books.gangs[gang.id]
+        actions = self._books.scheduler.gang_finished(gang.id)
         if gang.failures and not gang.is_cancelled and gang.spend_restart():
             rank = gang.tasks.get(gang.cause()[0])
             gang.reset()
             if rank is not None:
-                self._engine._logs.say(
-                    rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}"
-                )
-            self._gangs[gang.id] = gang
+                self._engine.logs.say(rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}")
+            self._books.gangs[gang.id] = gang
             actions += self._submit(gang)
         else:
-            self._engine._after.append(lambda: _settle(gang))
-        self._engine._perform(actions)
-        if not self._engine._tasks and not self._gangs:
-            self._engine._idle.notify_all()
+            self._books.after.append(lambda: _settle(gang))
+        self._engine.sending.perform(actions)
+        if not self._books.tasks and not self._books.gangs:
+            self._books.idle.notify_all()
 
     def fail(self, action: FailGang) -> None:
         """It can never start: nodes that it needs are gone for good."""
-        gang = self._gangs.get(action.gang)
+        gang = self._books.gangs.get(action.gang)
         if gang is not None:
             gang.is_final = True
             self._lose(gang, action.node)
 
     def node_lost(self, node: int) -> None:
-        for gang in self:
+        for gang in list(self._books.gangs.values()):
             if gang.placed[:1] == (node,) and not gang.port:  # the port it waits for will not come
                 self._lose(gang, node)
 
@@ -217,14 +196,14 @@ class Gangs:
     def on_stack(self, task: Task, frame: Frame) -> None:
         """Where a rank stands: unasked, because it has stopped, or because another one had."""
         if isinstance(task, RankTask):
-            self._engine._after.append(lambda: self._read_stack(task, frame))
+            self._books.after.append(lambda: self._read_stack(task, frame))
 
     def _read_stack(self, task: RankTask, frame: Frame) -> None:
         assert task.rank is not None
         said = json.loads(frame.body)
         stack = read_stack(task.rank, task.node, said["stack"], said["state"])
         stack.text()  # reads the files of the user's that it names: later, under the lock, they are known
-        with self._engine._changing():
+        with self._books:
             if task.id in task.gang.open and not task.gang.is_stopping:
                 self._on_stack(task, stack, said.get("stopped_s"))
 
@@ -241,7 +220,7 @@ class Gangs:
             asked = self._ask(gang, will_end=gang.options.hang_timeout_s is not None)
             ended = tuple(sorted(gang.tasks.keys() - asked))
             gang.hang = Hang(first=stack, waited_s=stopped_s, asked=asked, ended=ended)
-            self._engine._at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
+            self._books.at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
 
     def _ask(self, gang: Gang, *, will_end: bool) -> set[int]:
         """The ranks that were asked for their stacks: those that have not ended."""
@@ -249,7 +228,7 @@ class Gangs:
         for rank, task in gang.tasks.items():
             if task.id in gang.open:
                 # To write the stacks of all threads may hurt a process that is well: only those that end next do.
-                self._engine._tell(task.node, Kind.TAKE_STACK, task.id, lane=int(will_end))
+                self._books.tell(task.node, Kind.TAKE_STACK, task.id, lane=int(will_end))
                 asked.add(rank)
         return asked
 
@@ -258,7 +237,7 @@ class Gangs:
         gang = task.gang
         if gang.late is None and not gang.is_stopping and task.rank is not None:
             gang.late = Late(rank=task.rank, asked=self._ask(gang, will_end=True))
-            self._engine._at(_STACKS_LIMIT_S, self._judge_late, gang.id, task.id)
+            self._books.at(_STACKS_LIMIT_S, self._judge_late, gang.id, task.id)
 
     def _judge_late(self, gang_id: int, task_id: int) -> None:
         gang = self._of_start(gang_id, task_id)
@@ -266,7 +245,7 @@ class Gangs:
             return
         error = gang.late.error(gang.name, gang.options.timeout_s or 0.0)
         gang.failures.append((0.0, gang.late.rank, error))
-        self._stop_ranks(gang, self._engine._grace_s)
+        self._stop_ranks(gang, self._engine.grace_s)
 
     def _judge_hang(self, gang_id: int, task_id: int) -> None:
         """All stacks are here, or will not come."""
@@ -281,7 +260,7 @@ class Gangs:
         rank = min(error.ranks, default=gang.hang.first.rank)
         if gang.options.hang_timeout_s is None:
             said = [str(error), *error.__notes__, "It goes on waiting; hang_timeout_s= would stop it."]
-            self._engine._logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(said))
+            self._engine.logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(said))
             return
         gang.failures.append((0.0, rank, error))
         self._stop_ranks(gang, _GRACE_S)

@@ -65,7 +65,7 @@ class Readable:
         self.pongs = 0
         """Of its channel, as far as the scheduler was told of the round trip."""
         self.is_led = False
-        """A caller reads the channel itself; see DirectEngine.submit_leading."""
+        """A caller reads the channel itself; see `cluster.leading`."""
         self.reading = threading.Lock()
         self.is_narrow = False
         """More channels would bring more, once there is much to bring."""

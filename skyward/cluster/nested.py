@@ -79,6 +79,7 @@ class NestedCalls:
 
     def __init__(self, engine: DirectEngine, default_timeout_s: float | None) -> None:
         self._engine = engine
+        self._books = engine.books
         self._default_timeout_s = default_timeout_s
         self._calls: dict[int, _Call] = {}
         self._by_parent: dict[int, dict[int, None]] = {}
@@ -113,7 +114,7 @@ class NestedCalls:
         """It could never start."""
         engine = self._engine
         nodes = ", ".join(map(str, sorted(action.nodes)))
-        task, gang = engine._tasks.get(action.call), engine._gangs.get(action.call)
+        task, gang = self._books.tasks.get(action.call), self._books.gangs.get(action.call)
         name = task.name if task is not None else gang.name if gang is not None else "?"
         error = UsageError(
             f"{name!r} could never run: all slots that it may go to (of node {nodes}) are held by tasks that wait for "
@@ -121,11 +122,11 @@ class NestedCalls:
             "roles={...}, or give the pool more slots (concurrency=)"
         )
         if task is not None:
-            engine._forget(task)
-            engine._after.append(lambda: task.on_failed(error))
+            engine.sending.forget(task)
+            self._books.after.append(lambda: task.on_failed(error))
         elif gang is not None:
-            engine._gangs.drop(gang)
-            engine._after.append(lambda: gang.future.settle_error(error))
+            engine.gangs.drop(gang)
+            self._books.after.append(lambda: gang.future.settle_error(error))
 
     def close(self) -> None:
         self._inbox.put(None)
@@ -160,18 +161,17 @@ class NestedCalls:
         call.is_cancelled = True
         engine, child = self._engine, call.child
         if child:
-            engine._after.append(lambda: engine.cancel_gang(child) if call.is_gang else engine.cancel(child))
+            self._books.after.append(lambda: engine.cancel_gang(child) if call.is_gang else engine.cancel(child))
 
     def _reply(self, call: _Call, message: Encoded) -> None:
-        engine = self._engine
-        link = engine._links.get(call.node)
+        link = self._books.links.get(call.node)
         if link is None:
             return
         for blob in message.blobs:
             body = blob.digest + blob.size.to_bytes(8, "little") + bytes(8)
             link.channel.queue(Kind.BLOB, call.number, body, fd=blob.fd, priority=BLOBS)
         link.channel.queue(Kind.OUTCOME, call.number, message.body, priority=BLOBS if message.blobs else CONTROL)
-        engine._dirty.add(link)
+        self._books.dirty.add(link)
 
     # The thread ------------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class NestedCalls:
         try:
             asked = NestedCall(*message_of(body, blobs))
             submit = self._gang_of(call, asked, blobs) if asked.kind == _GANG else self._task_of(call, asked, blobs)
-            with self._engine._changing():
+            with self._books:
                 if self._adopt(call, asked.parent):
                     submit()
         except SkywardError as error:
@@ -197,9 +197,8 @@ class NestedCalls:
 
     def _adopt(self, call: _Call, parent: int) -> bool:
         """Whether it is still wanted; from now on it ends with the task that made it."""
-        engine = self._engine
-        task = engine._tasks.get(parent)
-        if call.is_cancelled or call.number not in self._calls or not engine._is_open:
+        task = self._books.tasks.get(parent)
+        if call.is_cancelled or call.number not in self._calls or not self._books.is_open:
             return False
         if task is None or task.is_cancelled:
             self._cancel(call.number)
@@ -227,7 +226,7 @@ class NestedCalls:
 
         def submit() -> None:
             call.child = task.id
-            engine._submit(task, asked.nodes, parent=self._holder(call.parent))
+            engine.sending.submit(task, asked.nodes, parent=self._holder(call.parent))
 
         return submit
 
@@ -256,7 +255,7 @@ class NestedCalls:
             options=options,
             nodes=asked.nodes if asked.is_on_all else None,
             one_of=None if asked.is_on_all else asked.nodes,
-            ranks_per_node=engine.ranks_per_node(launch),
+            ranks_per_node=engine.nodes.ranks_per_node(launch),
             future=Future(lambda: engine.cancel_gang(gang_id)),
             retries_left=options.retries,
             restarts_left=options.max_restarts,
@@ -271,13 +270,13 @@ class NestedCalls:
             call.child, call.is_gang = gang_id, True
             gang.parent = self._holder(call.parent)
             gang.future.add_done_callback(ended)
-            engine._gangs.submit(gang)
+            engine.gangs.submit(gang)
 
         return submit
 
     def _holder(self, parent: int) -> int:
         """What holds the places of the task that calls: itself, or the gang whose rank it is."""
-        task = self._engine._tasks[parent]
+        task = self._books.tasks[parent]
         return task.gang.id if isinstance(task, RankTask) else parent
 
     # What comes of them ----------------------------------------------------------------------------------------------
@@ -294,9 +293,9 @@ class NestedCalls:
             message = _message(
                 "error", InternalError(f"a value could not be passed on: {type(error).__name__}: {error}")
             )
-        with self._engine._changing():
+        with self._books:
             call = self._take(number)
-            if call is not None and self._engine._is_open:
+            if call is not None and self._books.is_open:
                 self._reply(call, message)
 
 

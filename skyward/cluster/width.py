@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ..errors import Unreachable
 from ..wire.ends import CAN_STRIPE, Ends
 from ..wire.stream import StreamChannel
+from .books import Books
 from .dial import LINK_TIMES
 from .link import NodeLink, Readable
-
-if TYPE_CHECKING:
-    from .direct import DirectEngine
 
 __all__ = ["MOST_CHANNELS", "Width", "channels_for"]
 
@@ -40,10 +38,10 @@ def channels_for(round_trip_s: float) -> int:
 
 
 class Width:
-    """Gives links more channels. A part of `DirectEngine`: it changes the engine's books, while they are open."""
+    """Gives links more channels. A part of `DirectEngine`: all but its thread is called while its books are open."""
 
-    def __init__(self, engine: DirectEngine) -> None:
-        self._engine = engine
+    def __init__(self, books: Books) -> None:
+        self._books = books
 
     def measured(self, link: Readable) -> None:
         """Its round trip is known, or known better."""
@@ -53,7 +51,7 @@ class Width:
         link.stripes = channels_for(link.channel.round_trip_s)
         if link.stripes > 1 and link.channel.pongs < _MEASURED:
             link.channel.ping()
-            self._engine._dirty.add(link)
+            self._books.dirty.add(link)
             return
         link.is_narrow = link.stripes > 1
 
@@ -68,7 +66,7 @@ class Width:
 
     def _widen(self, link: NodeLink) -> None:
         """In a thread of its own. Where there are no more channels to be had the link goes on as it is."""
-        engine, channel, dialler = self._engine, link.channel, link.dialler
+        channel, dialler = link.channel, link.dialler
         assert isinstance(channel, StreamChannel)
         assert dialler is not None
         number = dialler.link
@@ -76,21 +74,21 @@ class Width:
             more: list[Ends] = dialler.widen(link.stripes, LINK_TIMES.dial_s)
         except Unreachable:
             return
-        with link.reading, engine._changing():
-            is_there = engine._is_open and engine._links.get(link.node) is link and channel.is_attached
+        with link.reading, self._books:
+            is_there = self._books.is_open and self._books.links.get(link.node) is link and channel.is_attached
             if not is_there or dialler.link != number:  # the link broke meanwhile
-                engine._after.append(lambda: _close_each(more))
+                self._books.after.append(lambda: _close_each(more))
                 return
-            engine._watcher.remove(link)
+            self._books.watcher.remove(link)
             try:
                 channel.widen(more, turns=True)
             except OSError:  # no descriptors are left
-                engine._after.append(lambda: _close_each(more))
+                self._books.after.append(lambda: _close_each(more))
             link.follow()
-            engine._watcher.add(link)
-            engine._watcher.update(link)
-            engine._dirty.add(link)
-        engine._wake()
+            self._books.watcher.add(link)
+            self._books.watcher.update(link)
+            self._books.dirty.add(link)
+        self._books.watcher.wake()
 
 
 def _close_each(several: list[Ends]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import skyward as sky
 from skyward import events
 from skyward.agent.usage import busy_and_total, devices_of, memory_of
+from tests.engines import engine_of
 
 
 def test_time_waiting_for_a_disk_is_idle_and_guests_count_once() -> None:
@@ -66,6 +67,4 @@ def test_a_pool_that_nobody_listens_to_is_not_asked() -> None:
         pass
     assert not [event for event in heard if isinstance(event, events.NodeUsage)]  # it comes after 2 s
     with sky.ComputePool(sky.Local()) as pool:
-        engine = pool._engine
-        assert engine is not None
-        assert engine._usage_tenths == 0
+        assert engine_of(pool).nodes._usage_tenths == 0

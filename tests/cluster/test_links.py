@@ -28,6 +28,7 @@ from skyward.testing import Faults
 from skyward.topology import Rank
 from skyward.wire.tasks import NodeConfig
 from tests.channels import Relayed
+from tests.engines import engine_of
 from tests.waiting import lines_of, until
 
 pytestmark = pytest.mark.timeout(90)
@@ -189,7 +190,7 @@ def test_other_nodes_do_the_work_while_a_link_is_cut(provider: Relayed) -> None:
     with sky.ComputePool(provider, nodes=2, logs=False) as pool:
         where() @ pool
         provider.cut(0)
-        until(lambda: not pool._engine._links[0].channel.is_attached)  # type: ignore[union-attr]
+        until(lambda: not engine_of(pool).books.links[0].channel.is_attached)
         assert [where() >> pool for _ in range(10)] == [1] * 10
         provider.mend(0)
         assert where() @ pool == [0, 1]
@@ -261,7 +262,7 @@ def test_a_pool_that_is_closed_while_a_link_is_cut_closes_at_once(provider: Rela
     future = sky.compute(time.sleep)(600) > pool
     until(future.running)
     provider.cut()
-    until(lambda: not pool._engine._links[0].channel.is_attached)  # type: ignore[union-attr]
+    until(lambda: not engine_of(pool).books.links[0].channel.is_attached)
     began = time.monotonic()
     pool.close(cancel=True)
     assert time.monotonic() - began < 6.0  # that its provider waits for the node to end

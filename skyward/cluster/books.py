@@ -1,0 +1,152 @@
+"""What the direct engine knows, under one lock, and what is to be done about it once the lock is free again.
+
+The parts of the engine share these books: tasks and gangs that are open, links to the nodes, the scheduler. `with
+books:` is a block in which they are open: nobody else changes them. When it ends, what was decided in it is sent, and
+then told to the user without the lock. What happens inside is short and does no I/O that can block.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+from ..errors import PoolClosed
+from ..machine import Machine
+from ..schedule.scheduler import Scheduler
+from ..wire.channel import ChannelClosed
+from . import interrupts
+from .gang import Gang
+from .link import NodeLink, Readable
+from .tasks import Loss, Task
+from .watcher import Watcher
+
+__all__ = ["Books"]
+
+_LONGEST_WAIT_S = 3600.0
+"""A selector refuses to wait for weeks; waking up once an hour costs nothing."""
+
+
+class Books:
+    """See the module. Everything is used while they are open, or under `lock`, but where it says otherwise.
+
+    As a block it is cheaper than a generator, and nests: only the end of the outermost block sends and tells.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.lock = threading.RLock()
+        self.idle = threading.Condition(self.lock)
+        """Told when nothing is open any more, or less than before is to be waited for."""
+        self.is_open = False
+        """Whether calls are taken: from the engine's start to its end."""
+        self.scheduler = scheduler
+        self.tasks: dict[int, Task] = {}
+        self.gangs: dict[int, Gang] = {}
+        """Those that have no outcome yet."""
+        self.losses: dict[int, Loss] = {}
+        """By task: the loss that it survived, or that the scheduler has not judged yet."""
+        self.machines: dict[int, Machine] = {}
+        self.links: dict[int, NodeLink] = {}
+        """To the nodes that are up."""
+        self.watcher = Watcher()
+        """Any thread may wake it."""
+        self.dirty: set[Readable] = set()
+        """What has something to send at the end of the block."""
+        self.after: list[Callable[[], object]] = []
+        """What to call when the lock is free: it tells the user, or may take time."""
+        self.numbers = itertools.count(1)
+        """Of tasks, gangs and deadlines. Any thread may take one."""
+        self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        interrupts.hold()
+        self.lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        after: list[Callable[[], object]] = []
+        try:
+            try:
+                if self._depth == 1:
+                    self.flush()
+                    after, self.after = self.after, after
+            finally:
+                self._depth -= 1
+                self.lock.release()
+            _call_each(after)
+        finally:
+            interrupts.let_go()
+
+    def forget_in_child(self) -> None:
+        """After a fork: whoever held the lock is not here. Without it."""
+        self.is_open = False
+        self.lock = threading.RLock()
+        self.idle = threading.Condition(self.lock)
+
+    def require_open(self) -> None:
+        """Raises PoolClosed."""
+        if not self.is_open:
+            raise PoolClosed("the pool is closed; calls go to a pool inside its `with` block")
+
+    # Frames ---------------------------------------------------------------------------------------------------------
+
+    def tell(self, node: int, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
+        """A frame to a node, if it is up."""
+        link = self.links.get(node)
+        if link is not None:
+            link.send(kind, ident, body, lane=lane)
+            self.dirty.add(link)
+
+    def flush(self) -> None:
+        """Send what the sockets take; the I/O thread sends the rest."""
+        for link in tuple(self.dirty):
+            try:
+                link.flush()
+            except ChannelClosed:
+                continue  # the I/O thread sees it too, and acts
+            self.watcher.update(link)
+        self.dirty.clear()
+
+    # Open calls -----------------------------------------------------------------------------------------------------
+
+    def close_all(self) -> tuple[list[Task], list[Gang]]:
+        """No more calls: what was open, for its owner to tell the end of."""
+        self.is_open = False
+        tasks, gangs = list(self.tasks.values()), list(self.gangs.values())
+        self.tasks.clear()
+        self.gangs.clear()
+        self.idle.notify_all()
+        return tasks, gangs
+
+    # Deadlines ------------------------------------------------------------------------------------------------------
+
+    def at(self, delay_s: float, what: Callable[[int, int], None], subject: int, attempt: int) -> None:
+        """Call `what(subject, attempt)` later. Numbers, not objects: most calls end long before their time is up."""
+        if len(self._deadlines) > 1000 + 4 * len(self.tasks):
+            self._deadlines = [d for d in self._deadlines if d[3] in self.tasks or d[3] in self.gangs]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (time.monotonic() + delay_s, next(self.numbers), what, subject, attempt))
+        self.watcher.wake()
+
+    def run_deadlines(self) -> float | None:
+        """Call what is due. Seconds until the next one is; None: there is none."""
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, what, subject, attempt = heapq.heappop(self._deadlines)
+            what(subject, attempt)
+        return min(_LONGEST_WAIT_S, max(0.0, self._deadlines[0][0] - now)) if self._deadlines else None
+
+
+def _call_each(callbacks: list[Callable[[], object]]) -> None:
+    """All of them, whatever one raises; the first error is raised at the end."""
+    first: BaseException | None = None
+    for callback in callbacks:
+        try:
+            callback()
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first

@@ -1,0 +1,158 @@
+"""The nodes of the direct engine: a link to each agent, opened, watched and closed, and what is known of its machine.
+
+What is done when one breaks is in `faults`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..events import Emit, NodeReady
+from ..launch import Launch
+from ..machine import Machine, Machines
+from ..topology import AcceleratorInfo
+from ..wire.frames import Kind
+from ..wire.tasks import Topology
+from .link import NodeLink
+from .liveness import Liveness
+from .opening import Opener
+
+if TYPE_CHECKING:
+    from .direct import DirectEngine
+
+__all__ = ["Nodes"]
+
+_CONNECT_S = 20.0
+_FINISH_S = 3.0
+"""Seconds for the last frames to a remote node, and for the command that brings them there to end."""
+
+
+class Nodes:
+    """Those of one engine. `up`, `watch` and `unwatch` are called while the books are open; all else by any thread.
+
+    Args:
+        initializer: run in each process of a node before its first call.
+    """
+
+    def __init__(self, engine: DirectEngine, *, job_id: str, initializer: bytes | None, emit: Emit) -> None:
+        self._engine = engine
+        self._books = engine.books
+        self._job_id = job_id
+        self._initializer = initializer
+        self._emit = emit
+        self._usage_tenths = 0
+        self.opener = Opener(job_id, timeout_s=_CONNECT_S)
+        self.liveness = Liveness()
+        self.source: Machines | None = None
+        """Where another machine comes from in the place of one that is lost; None: from nowhere."""
+
+    # Up and down ----------------------------------------------------------------------------------------------------
+
+    def open(self, machines: Sequence[Machine], source: Machines) -> None:
+        """Connect to all agents. Raises Unreachable; what was connected is closed again."""
+        self.source = source
+        self._books.machines.update((machine.node, machine) for machine in machines)
+        self._books.links.update(self.opener.open_all(machines))
+
+    def up(self, machine: Machine) -> None:
+        """A link to it is in the books: tell it what it is, and let the scheduler use it."""
+        link = self._books.links[machine.node]
+        self.watch(link)
+        machines = self._books.machines
+        count = max(machines) + 1
+        facts = link.facts
+        kind, own = facts["accelerator"], facts["accelerators"]
+        topology = Topology(
+            job_id=self._job_id,
+            node=machine.node,
+            peers=tuple(machines[n].peer for n in range(count)),
+            accelerators=tuple(self.accelerators(n) for n in range(count)),
+            accelerator=AcceleratorInfo(type=kind, count=own, is_trainium=kind == "Neuron") if own else None,
+            interface=machine.interface,
+            initializer=self._initializer,
+        )
+        link.send(Kind.SLOT_CONFIG, body=pickle.dumps(topology))
+        if self._usage_tenths:
+            link.send(Kind.USAGE, lane=self._usage_tenths)
+        self._books.dirty.add(link)
+        self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
+        self._engine.sending.perform(self._books.scheduler.node_up(machine.node, machine.slots))
+
+    def watch(self, link: NodeLink) -> None:
+        """Read it from now on, and see that it lives."""
+        self._books.watcher.add(link)
+        if link.dialler is not None:
+            self.liveness.watch(link, self._books.machines[link.node].lease_s, time.monotonic())
+        self._books.dirty.add(link)
+
+    def unwatch(self, link: NodeLink) -> None:
+        """Before its channel is closed."""
+        link.is_led = link.is_blocked = False
+        self._books.watcher.remove(link)
+        self.liveness.forget(link)
+        self._books.dirty.discard(link)
+
+    def close(self) -> None:
+        """Send what still waits to remote nodes, side by side and for some seconds at most; then there are no links."""
+        links = list(self._books.links.values())
+        deadline = time.monotonic() + _FINISH_S
+        threads = [
+            threading.Thread(target=link.finish, args=(deadline,), daemon=True)
+            for link in links
+            if link.dialler is not None
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_FINISH_S + 1)
+        for link in links:
+            link.close()
+            if link.line is not None:
+                link.line.channel.close()
+
+    def close_in_child(self) -> None:
+        """After a fork: our copies of the descriptors."""
+        for link in self._books.links.values():
+            link.channel.close_in_child()
+            if link.line is not None:
+                link.line.channel.close_in_child()
+
+    # What is known of them ------------------------------------------------------------------------------------------
+
+    def accelerators(self, node: int) -> int:
+        """Of one node; 0 while it is not up."""
+        link = self._books.links.get(node)
+        return int(link.facts["accelerators"]) if link else 0
+
+    def ranks_per_node(self, launch: Launch) -> int:
+        """Of a gang; "auto": one for each accelerator of the node that has fewest, and one where there are none."""
+        asked = launch.ranks_per_node
+        if asked != "auto":
+            return asked
+        return max(1, min((self.accelerators(n) for n in self._books.links), default=0))
+
+    @property
+    def round_trip_s(self) -> float:
+        """To the node that is farthest away; 0 on this machine, and where it is not known yet."""
+        return max((link.channel.round_trip_s for link in tuple(self._books.links.values())), default=0.0)
+
+    def agent_pids(self) -> dict[int, int]:
+        """Of the nodes that are up: the process id of the agent, on its machine."""
+        with self._books.lock:
+            return {node: int(link.facts["pid"]) for node, link in self._books.links.items()}
+
+    @property
+    def are_attached(self) -> bool:
+        """Whether no link is broken."""
+        return all(link.channel.is_attached for link in self._books.links.values())
+
+    def ask_usage(self, every_s: float) -> None:
+        """From now on each node says how busy it is, as NodeUsage; 0: no more."""
+        with self._books:
+            self._usage_tenths = int(every_s * 10)
+            for node in self._books.links:
+                self._books.tell(node, Kind.USAGE, lane=self._usage_tenths)

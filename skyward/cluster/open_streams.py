@@ -1,0 +1,75 @@
+"""Streams to and from tasks that run: items, credit, and the end of either side.
+
+A part of `DirectEngine` in a file of its own: it changes the engine's books. Thread-safe.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import PoolClosed
+from ..wire.frames import Kind
+from ..wire.payloads import Encoded
+from .tasks import StreamTask
+
+if TYPE_CHECKING:
+    from .direct import DirectEngine
+
+__all__ = ["OpenStreams"]
+
+
+class OpenStreams:
+    """Those of one engine."""
+
+    def __init__(self, engine: DirectEngine) -> None:
+        self._engine = engine
+        self._books = engine.books
+
+    def grant(self, task_id: int, count: int) -> None:
+        """The reader took `count` items of what a task yields; dropped if the task has ended."""
+        with self._books:
+            node = self._books.scheduler.node_of(task_id)
+            if node is not None:
+                self._books.tell(node, Kind.CREDIT, task_id, count.to_bytes(4, "little"))
+
+    def send_item(self, task_id: int, lane: int, item: Encoded) -> None:
+        """The next of what the iterator of an argument gives; dropped if the task has ended."""
+        with self._books:
+            node = self._books.scheduler.node_of(task_id)
+            if node is None:
+                return
+            link = self._books.links.get(node)
+            if link is None:
+                return
+            link.send_stream_item(task_id, lane, item)
+            self._books.dirty.add(link)
+
+    def end_input(self, task_id: int, kind: int, lane: int) -> None:
+        """The iterator that feeds a task has ended (IN_END) or raised (IN_ERROR)."""
+        with self._books:
+            node = self._books.scheduler.node_of(task_id)
+            if node is not None and node in self._books.links:
+                self._books.links[node].end_stream(kind, task_id, lane)
+                self._books.dirty.add(self._books.links[node])
+
+    def close(self, task_id: int) -> None:
+        """The consumer is gone. A generator that was not sent is forgotten, a running one is closed."""
+        with self._books:
+            task = self._books.tasks.get(task_id)
+            if task is None:
+                return
+            task.is_cancelled = True
+            self._books.idle.notify_all()
+            node = self._books.scheduler.cancel(task_id)
+            if node is None:
+                self._engine.sending.forget(task)
+            else:
+                self._books.tell(node, Kind.CLOSE, task_id)
+
+    def close_all(self) -> None:
+        """Stop the generators that run: their readers get PoolClosed. Nobody may ever read them to their end."""
+        with self._books.lock:
+            streams = [task for task in self._books.tasks.values() if isinstance(task, StreamTask)]
+        for task in streams:
+            task.on_failed(PoolClosed(f"the pool was closed before {task.name!r} was read to its end"))
+            self.close(task.id)

@@ -1,0 +1,132 @@
+"""The I/O thread of the direct engine: it reads all channels, keeps the deadlines, and looks whether links live.
+
+A part of `DirectEngine` in a file of its own. A caller that leads (`leading`) reads its channel by the same `read`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ..errors import InternalError
+from ..futures import this_thread
+from ..wire.channel import ChannelClosed
+from . import interrupts
+from .link import NodeLink, Readable
+
+if TYPE_CHECKING:
+    from .direct import DirectEngine
+
+__all__ = ["Reader"]
+
+
+class Reader:
+    """The thread of one engine; `start` once. It ends when the books are closed, once it is woken."""
+
+    def __init__(self, engine: DirectEngine) -> None:
+        self._engine = engine
+        self._books = engine.books
+        self._abandoned: deque[int] = deque()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def was_started(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait for its end, unless this is it."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def abandon(self, task_id: int) -> None:
+        """Let it stop the task: for finalizers, which may run within anything of ours."""
+        self._abandoned.append(task_id)
+        self._books.watcher.wake()
+
+    def _run(self) -> None:
+        this_thread.brings_values = True
+        try:
+            self._loop()
+        except BaseException as error:  # a bug of ours: better an error in every call than a wait without an end
+            self._engine.die(error)
+            raise
+
+    def _loop(self) -> None:
+        books, liveness = self._books, self._engine.nodes.liveness
+        while books.is_open:
+            while self._abandoned:
+                self._engine.stop(self._abandoned.popleft())
+            for link, can_read, can_write in books.watcher.wait(self._run_deadlines()):
+                if can_write:
+                    with books:
+                        books.dirty.add(link)
+                if can_read:
+                    self.read(link)
+            if liveness.is_due(time.monotonic()):
+                self._check_links()
+
+    def _run_deadlines(self) -> float | None:
+        """Seconds until there is something to do again; None: only when something comes."""
+        with self._books:
+            wait_s = self._books.run_deadlines()
+            check_s = self._engine.nodes.liveness.interval_s
+            return min((s for s in (wait_s, check_s) if s is not None), default=None)
+
+    def _check_links(self) -> None:
+        with self._books:
+            pinged, dead = self._engine.nodes.liveness.check(time.monotonic())
+            self._books.dirty.update(pinged)
+        for link in dead:
+            if link.reading.acquire(blocking=False):  # else a leading caller is reading it this moment
+                try:
+                    self._engine.faults.link_gone(link, "it has been silent for too long")
+                finally:
+                    link.reading.release()
+
+    def read(self, link: Readable) -> None:
+        """Handle what has come by a channel, unless another thread does."""
+        interrupts.hold()  # frames that were read must be handled
+        try:
+            if not link.reading.acquire(blocking=False):
+                return  # a leading caller is at it
+            try:
+                if link.channel.fileno() < 0:
+                    return  # closed by the thread that read it last
+                frames = list(link.receive())
+                engine, books = self._engine, self._books
+                with books:
+                    for frame in frames:
+                        engine.arrivals.on_frame(link, frame)
+                    if link.channel.needs_flush:
+                        books.dirty.add(link)
+                    if link.channel.pongs != link.pongs:
+                        link.pongs = link.channel.pongs
+                        round_trip_ns = link.channel.round_trip_s * 1e9
+                        engine.sending.perform(books.scheduler.set_round_trip(link.node, round_trip_ns))
+                        engine.width.measured(link)
+                    if link.is_narrow:
+                        engine.width.consider(link)
+            except BlockingIOError:
+                return
+            except (ChannelClosed, InternalError) as error:
+                self._failed(link, error)
+            finally:
+                link.reading.release()
+        finally:
+            interrupts.let_go()
+
+    def _failed(self, link: Readable, error: Exception) -> None:
+        if not isinstance(link, NodeLink):
+            self._engine.leading.line_gone(link)
+        elif isinstance(error, ChannelClosed):
+            self._engine.faults.link_gone(link, "its link ended")
+        elif link.dialler is not None:
+            self._engine.faults.link_gone(link, str(error))  # something on the way wrote into the stream
+        else:
+            raise error

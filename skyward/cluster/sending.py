@@ -1,0 +1,132 @@
+"""Tasks on their way: taken into the books, sent where the scheduler says, and written off when they have ended.
+
+A part of `DirectEngine` in a file of its own: everything here is called while its books are open.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import TaskTimeout
+from ..schedule.scheduler import Action, FailTask, Recall, Refuse, Send, StartGang
+from ..wire.frames import Kind
+from .gang import RankTask
+from .tasks import PulledTask, Task, loss_error
+
+if TYPE_CHECKING:
+    from .direct import DirectEngine
+
+__all__ = ["Sending"]
+
+
+class Sending:
+    """Carries out what the scheduler of one engine decides."""
+
+    def __init__(self, engine: DirectEngine) -> None:
+        self._engine = engine
+        self._books = engine.books
+
+    def submit(self, task: Task, nodes: tuple[int, ...] | None, *, parent: int | None = None) -> None:
+        """`parent`: the task or gang that calls it. Raises PoolClosed."""
+        books = self._books
+        books.require_open()
+        books.tasks[task.id] = task
+        actions = books.scheduler.submit(
+            task.id,
+            nodes=nodes,
+            retries=task.options.retries,
+            # The time of one begins when it is sent; the input of another goes with it and cannot be sent twice.
+            in_advance=task.timeout_s is None and task.may_move,
+            expected_ns=task.expected_ns,
+            parent=parent,
+        )
+        self.perform(actions)
+
+    def perform(self, actions: list[Action]) -> None:
+        books = self._books
+        for action in actions:
+            if isinstance(action, Send):
+                self.send(books.tasks[action.task], action.node)
+            elif isinstance(action, Recall):
+                books.tell(action.node, Kind.RECALL, action.task)
+            elif isinstance(action, StartGang):
+                self._engine.gangs.start(action)
+            elif isinstance(action, FailTask):
+                self._fail(books.tasks[action.task], action)
+            elif isinstance(action, Refuse):
+                self._engine.nested.refuse(action)
+            else:
+                self._engine.gangs.fail(action)
+
+    def send(self, task: Task, node: int) -> None:
+        """By the node's direct line if it is alone, else to its agent."""
+        engine, books = self._engine, self._books
+        link = books.links[node]
+        if not (task is engine.leading.alone and engine.leading.send_on_line(link, task)):
+            if isinstance(task, PulledTask):  # another task came first; this one's caller sends it as blobs
+                self.forget(task, ok=None)
+                books.after.append(task.send_again)
+                self.perform(books.scheduler.finished(task.id))
+                return
+            link.send_task(task)
+            books.dirty.add(link)
+        task.attempt += 1
+        if task.timeout_s is not None:
+            books.at(task.timeout_s, self._time_out, task.id, task.attempt)
+        if engine.teller.is_heard:
+            engine.teller.sent(task, node)
+        task.on_sent()
+
+    def _time_out(self, task_id: int, attempt: int) -> None:
+        task = self._books.tasks.get(task_id)
+        if task is None or task.is_cancelled or task.attempt != attempt:
+            return
+        if isinstance(task, RankTask):
+            self._engine.gangs.time_out(task)
+            return
+        self._engine.cancel(task.id)
+        error = TaskTimeout(
+            f"{task.name!r} ran longer than its timeout_s={task.timeout_s:g} and was stopped",
+            task=task.name,
+            timeout_s=task.timeout_s,
+        )
+        self._books.after.append(lambda: task.on_failed(error))
+
+    def _fail(self, task: Task, action: FailTask) -> None:
+        loss = self._books.losses.pop(task.id, None)
+        if loss is None:
+            loss = self._engine.faults.node_loss(action.node or 0, started=action.started)
+        self.forget(task)
+        error = loss_error(loss, task.name, task.tail)
+        if not task.is_cancelled:
+            self._books.after.append(lambda: task.on_failed(error))
+
+    # Written off ----------------------------------------------------------------------------------------------------
+
+    def finish(self, task: Task, node: int, elapsed_ns: int | None = None) -> None:
+        """It has ended on its node, after `elapsed_ns` if it gave its value."""
+        self.release(task, node)
+        self._engine.logs.end(task)
+        self.forget(task, ok=elapsed_ns is not None)
+        if not isinstance(task, RankTask):
+            self.perform(self._books.scheduler.finished(task.id, elapsed_ns))
+
+    def forget(self, task: Task, *, ok: bool | None = False) -> None:
+        """It leaves the books. `ok`: whether it gave its value; None: another takes its place."""
+        engine, books = self._engine, self._books
+        books.tasks.pop(task.id, None)
+        books.losses.pop(task.id, None)
+        engine.asking.ended(task.id)
+        engine.nested.ended(task.id)
+        if ok is not None:
+            engine.teller.ended(task, ok=ok)
+        if not books.tasks and not books.gangs:
+            books.idle.notify_all()
+
+    def release(self, task: Task, node: int | None) -> None:
+        """The node has done with it: what it stood on there may be dropped."""
+        link = self._books.links.get(node) if node is not None else None
+        if link is not None:
+            link.release(task)
+            if link.channel.has_output:
+                self._books.dirty.add(link)

@@ -1,0 +1,14 @@
+"""The engine of an open pool from inside: for tests of what cannot be seen from outside."""
+
+from __future__ import annotations
+
+import skyward as sky
+from skyward.cluster.direct import DirectEngine
+
+__all__ = ["engine_of"]
+
+
+def engine_of(pool: sky.ComputePool) -> DirectEngine:
+    engine = pool._engine
+    assert isinstance(engine, DirectEngine)
+    return engine
