@@ -11,7 +11,7 @@ from .errors import BudgetExceeded
 from .events import BudgetWarning, CostUpdated, Emit, Event, InstanceLaunched, InstanceTerminated
 from .machine import Offer
 
-__all__ = ["Forecast", "Spending", "affordable"]
+__all__ = ["Forecast", "Spending", "affordable", "forecast"]
 
 WARN_AT = 0.8
 """The part of a budget at which it warns."""
@@ -52,6 +52,19 @@ def affordable(offers: Sequence[Offer], *, nodes: int, minimum_s: float, budget_
             cost_usd=cost,
         )
     return fitting
+
+
+def forecast(offers: Sequence[Offer], *, nodes: int, minimum_s: float, budget_usd: float | None) -> Forecast:
+    """Of so many machines by the first offer that is affordable. Raises BudgetExceeded if none is."""
+    offer = affordable(offers, nodes=nodes, minimum_s=minimum_s, budget_usd=budget_usd)[0]
+    price = offer.price_usd_per_hour * nodes
+    return Forecast(
+        offer=offer,
+        nodes=nodes,
+        price_usd_per_hour=price,
+        minimum_usd=price * minimum_s / 3600,
+        lasts_s=None if budget_usd is None or not price else budget_usd / price * 3600,
+    )
 
 
 class Spending:

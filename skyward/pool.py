@@ -1,6 +1,6 @@
 """The pool: a provider's machines and an engine, for the length of a `with` block.
 
-Long, and one thing: its start, its calls, its lost nodes and its end share a few fields under the same locks.
+Long, for its options and what they mean are told here. Its machines are `pool_machines`, its calls `targets`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import time
 import uuid
 import warnings
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as StdFuture
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar
 
 import cloudpickle
 
@@ -30,33 +29,23 @@ from .calls import ComputeFunction, PendingCompute, pop_active, push_active
 from .cluster import interrupts
 from .cluster.direct import DirectEngine
 from .cluster.engine import Engine
-from .cluster.keeper import Keeper
-from .cluster.opening import ask_to_end
 from .config import of_file, pool_fields
 from .console.console import Console, open_console
 from .console.panel import Counts
 from .control import Client
-from .cost import Forecast, Spending, affordable
+from .cost import Forecast, forecast
 from .dispatch import Dispatch
-from .errors import (
-    ArgumentNotPicklable,
-    BudgetExceeded,
-    NoCapacity,
-    PoolClosed,
-    QuotaExceeded,
-    SkywardError,
-    UsageError,
-)
+from .errors import ArgumentNotPicklable, PoolClosed, SkywardError, UsageError
 from .events import Event, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
 from .image import DEFAULT_IMAGE, Image
-from .journal import state_folder
 from .live import LivePool
 from .logs import LogFiles, printer
-from .machine import LogSink, Machine, Offer, PoolSpec
+from .machine import LogSink, Offer, PoolSpec
 from .options import check_options, is_pool_name, translated
+from .pool_machines import PoolMachines
 from .presence import Presence
-from .providers.base import Provider, RentedProvider
+from .providers.base import Provider, least_billed_s
 from .providers.ending import shielded
 from .remote_control import control_of
 from .slot.handle import TargetHandle
@@ -67,15 +56,8 @@ __all__ = ["ComputePool"]
 
 V = TypeVar("V")
 
-_MAX_REPLACEMENTS = 16
 _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
-_ASK_S = 5.0
-"""Seconds to reach a node that is to end, and that perhaps nobody has told so."""
-_LAUNCH_PAUSES_S = 1.0, 20.0
-"""Before the second try to launch a machine in the place of another, and at most between two."""
-_STOP_LAUNCHING_S = 60.0
-"""Seconds that a launch gets to end when its pool is closed."""
 
 
 class ComputePool(Calls):
@@ -202,23 +184,15 @@ class ComputePool(Calls):
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         """Held while it starts and while it ends."""
-        self._launched = threading.Condition()
-        self._launching: Counter[int] = Counter()
-        """By node: how many threads launch, or wait to launch, a machine in the place of another."""
-        self._launch_locks: dict[int, threading.Lock] = {}
-        self._spares: dict[int, Machine] = {}
-        """Machines that stand ready for nodes whose machines will be taken."""
         self._engine: Engine | None = None
         self._dispatch: Dispatch | None = None
-        self._offers: list[Offer] = []
-        self._machines: dict[int, Machine] = {}
-        self._replacements = 0
+        self._machines: PoolMachines | None = None
+        """Those of the last start; what they cost is known when they are gone, too."""
         self._owner = os.getpid()
         on_heard = weakref.WeakMethod(self._on_heard)  # a pool that is dropped must not wait for a collection
         self._announcer = Announcer(on_event, lambda is_heard: _call(on_heard(), is_heard))
         weakref.finalize(self, self._announcer.close).atexit = False  # readers of one that was never entered
         self._budget_usd = budget_usd
-        self._spending: Spending | None = None
         self._ended_by: SkywardError | None = None
         self._began_at = 0.0
 
@@ -330,48 +304,13 @@ class ComputePool(Calls):
 
     def forecast(self) -> Forecast:
         """What the pool would cost by its first offer. Rents nothing; raises BudgetExceeded if it may not start."""
-        offers = affordable(
-            self.offers(), nodes=self._spec.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
-        )
-        price = offers[0].price_usd_per_hour * self._spec.nodes
-        return Forecast(
-            offer=offers[0],
-            nodes=self._spec.nodes,
-            price_usd_per_hour=price,
-            minimum_usd=price * self._least_billed_s / 3600,
-            lasts_s=None if self._budget_usd is None or not price else self._budget_usd / price * 3600,
-        )
+        minimum_s = least_billed_s(self.provider)
+        return forecast(self.offers(), nodes=self._spec.nodes, minimum_s=minimum_s, budget_usd=self._budget_usd)
 
     @property
     def cost_usd(self) -> float:
         """What its machines have cost until now, by the prices of their offers; 0 where nothing is rented."""
-        return 0.0 if self._spending is None else self._spending.spent_usd
-
-    @property
-    def _rented(self) -> RentedProvider | None:
-        return cast(RentedProvider, self.provider) if self.provider.is_rented else None
-
-    @property
-    def _least_billed_s(self) -> float:
-        """What each machine is paid for even if it is given back at once, in seconds."""
-        return max(self._rented.minimum_billed_s, self._rented.ending_s) if self._rented else 0.0
-
-    def _emit(self, event: Event) -> None:
-        if self._spending is not None:
-            self._spending.take(event)
-        self._announcer.emit(event)
-
-    def _account(self) -> None:
-        """Count from now on what the machines cost, and close the pool before that is more than its budget."""
-        if self._rented is not None:
-            stop = weakref.WeakMethod(self._end_early)
-            self._spending = Spending(
-                minimum_s=self._rented.minimum_billed_s,
-                ending_s=self._rented.ending_s + self._spec.cancel_grace_s,
-                budget_usd=self._budget_usd,
-                tell=self._announcer.emit,
-                stop=lambda error: _call(stop(), error),
-            )
+        return 0.0 if self._machines is None else self._machines.cost_usd
 
     def _end_early(self, error: SkywardError) -> None:
         """Its budget is spent, or another process wants it to end: what is open, and what is still called, says so."""
@@ -380,10 +319,8 @@ class ComputePool(Calls):
         if engine is not None:
             engine.cancel_all(error)
             self.close(cancel=True)
-        else:  # it still starts; what it waits for ends under it
-            self._spec.stop.set()
-            if self._rented is not None:
-                self._rented.settle(self._name)
+        elif self._machines is not None:  # it still starts
+            self._machines.stop_starting()
 
     def _on_heard(self, is_heard: bool) -> None:
         engine = self._engine
@@ -409,21 +346,12 @@ class ComputePool(Calls):
             self._look_at_image()
             self._ended_by = None
             presence = self._made_presence()
-            self._account()
-            engine = DirectEngine(
-                self._name,
-                cancel_grace_s=self._spec.cancel_grace_s,
-                logs=None if self._sink is None else presence.keeping(self._sink),
-                mask=self._spec.image.masker(),
-                initializer=_pickled_initializer(self._initializer),
-                emit=self._emit,
-                kept=self._kept,
-                default_timeout_s=self._default_timeout_s,
-            )
+            machines = self._machines = self._made_machines(presence)
+            engine = self._made_engine(presence)
             self._owner = os.getpid()
             self._began_at = time.monotonic()
             try:
-                self._start_all(engine, presence)
+                self._start_all(engine, machines, presence)
             except BaseException as error:  # Ctrl-C too
                 try:
                     self._tear_down(engine)
@@ -436,7 +364,7 @@ class ComputePool(Calls):
             self._on_heard(self._announcer.is_heard)
             if self._console is not None and self._console.wants_usage:
                 engine.nodes.ask_usage(_USAGE_S)
-            self._emit(PoolReady(pool=self._name, seconds=time.monotonic() - self._began_at))
+            self._announcer.emit(PoolReady(pool=self._name, seconds=time.monotonic() - self._began_at))
             self._dispatch = Dispatch(engine, self._default_timeout_s)
         if self._ended_by is not None:  # in the last moment
             self.close(cancel=True)
@@ -444,24 +372,37 @@ class ComputePool(Calls):
         push_active(self)
         return self
 
-    def _start_all(self, engine: Engine, presence: Presence) -> None:
+    def _made_machines(self, presence: Presence) -> PoolMachines:
+        end_early = weakref.WeakMethod(self._end_early)
+        return PoolMachines(
+            self.provider,
+            self._spec,
+            self._name,
+            budget_usd=self._budget_usd,
+            emit=self._announcer.emit,
+            on_changed=presence.tell_nodes,
+            on_overspent=lambda error: _call(end_early(), error),
+        )
+
+    def _made_engine(self, presence: Presence) -> Engine:
+        return DirectEngine(
+            self._name,
+            cancel_grace_s=self._spec.cancel_grace_s,
+            logs=None if self._sink is None else presence.keeping(self._sink),
+            mask=self._spec.image.masker(),
+            initializer=_pickled_initializer(self._initializer),
+            emit=self._announcer.emit,
+            kept=self._kept,
+            default_timeout_s=self._default_timeout_s,
+        )
+
+    def _start_all(self, engine: Engine, machines: PoolMachines, presence: Presence) -> None:
         self._presence = presence
         presence.open()
         self._open_console()
         self._announcer.open()
-        self._emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self._spec.nodes))
-        self._offers = affordable(
-            self.offers(), nodes=self._spec.nodes, minimum_s=self._least_billed_s, budget_usd=self._budget_usd
-        )
-        if self._rented is not None:  # before anything is rented
-            reaper, log_path = self._rented.reaper(self._name), os.path.join(state_folder(), "keeper.log")
-            Keeper.of_this_process().guard(self._name, reaper, log_path=log_path)
-        machines = self._launch(list(range(self._spec.nodes)))
-        self._machines = {machine.node: machine for machine in machines}
-        presence.tell_nodes(machines)
-        for machine in machines:
-            Keeper.of_this_process().watch(machine)
-        engine.start(machines, self)
+        self._announcer.emit(PoolStarted(pool=self._name, provider=self.provider.name, nodes=self._spec.nodes))
+        engine.start(machines.launch(), machines)
         if self._ended_by is not None:
             raise self._ended_by
 
@@ -496,9 +437,6 @@ class ComputePool(Calls):
             with self._lock:
                 engine, self._engine = self._engine, None
                 dispatch, self._dispatch = self._dispatch, None
-            self._spec.stop.set()
-            with self._launched:  # a machine that is being launched is ended by who does so
-                self._launched.wait_for(lambda: not self._launching.total(), _STOP_LAUNCHING_S)
             try:
                 if engine is not None:
                     self._tear_down(engine)
@@ -508,7 +446,7 @@ class ComputePool(Calls):
 
     def _say_closed(self, reason: str = "") -> None:
         seconds = time.monotonic() - self._began_at
-        self._emit(ClosedEvent(pool=self._name, seconds=seconds, reason=reason))
+        self._announcer.emit(ClosedEvent(pool=self._name, seconds=seconds, reason=reason))
         console, self._console = self._console, None
         presence, self._presence = self._presence, None
         if self._owner == os.getpid():
@@ -539,23 +477,15 @@ class ComputePool(Calls):
             self._announcer.attach(self._console.emit)
 
     def _tear_down(self, engine: Engine) -> None:
-        if self._owner != os.getpid():
+        machines = self._machines
+        if self._owner != os.getpid() or machines is None:
             return  # a fork of the client: the machines are the parent's
-        machines = [*self._machines.values(), *self._spares.values()]
-        self._machines.clear()
-        self._spares.clear()
         try:
+            machines.stop()
             engine.close()
-            if not engine.was_started or self._replacements:  # a replacement may not have been reached yet
-                ask_to_end(machines, _ASK_S)
+            machines.ask_to_end(were_told=engine.was_started)
         finally:
-            try:
-                self.provider.terminate(machines)
-                if self._rented is not None and self._rented.settle(self._name):
-                    Keeper.of_this_process().release(self._name)  # not before: what is left is the keeper's then
-            finally:
-                for machine in machines:
-                    Keeper.of_this_process().forget(machine)
+            machines.end()
 
     def __enter__(self) -> Self:
         try:
@@ -577,120 +507,6 @@ class ComputePool(Calls):
         state = "open" if self.is_active else "closed"
         count = self._spec.nodes
         return f"<ComputePool {self._name} {self.provider!r} nodes={count} concurrency={self.concurrency} {state}>"
-
-    def _launch(self, nodes: list[int]) -> list[Machine]:
-        offers = self._offers
-        if self._spending is not None:
-            offers = affordable(
-                offers, nodes=len(nodes), minimum_s=self._least_billed_s, budget_usd=self._spending.left_usd
-            )
-        return self.provider.launch(self._spec, offers, self._name, nodes, self._emit)
-
-    def replace(self, node: int) -> Machine | None:
-        """For the engine: another machine in the place of one that was lost."""
-        with self._launching_one(node):
-            return self._replaced(node)
-
-    def prepare_replacement(self, node: int) -> bool:
-        """For the engine: launch now the machine that `replace` will give."""
-        with self._launching_one(node):
-            if node in self._spares or self._engine is None or self._replacements >= _MAX_REPLACEMENTS:
-                return node in self._spares
-            try:
-                (machine,) = self._launch([node])
-            except (
-                NoCapacity,
-                QuotaExceeded,
-                BudgetExceeded,
-            ):  # beside the old one; perhaps there is room when that is gone
-                return False
-            Keeper.of_this_process().watch(machine)
-            self._spares[node] = machine
-            return True
-
-    @contextlib.contextmanager
-    def _launching_one(self, node: int) -> Iterator[None]:
-        """One launch at a time for each node; the pool's end waits for them."""
-        with self._launched:
-            self._launching[node] += 1
-            lock = self._launch_locks.setdefault(node, threading.Lock())
-        try:
-            with lock:
-                yield
-        finally:
-            with self._launched:
-                self._launching[node] -= 1
-                self._launched.notify_all()
-
-    def give_up(self, node: int) -> None:
-        """For the engine: end the machine of a node that will not come back. One that is gone is no error."""
-        old = self._machines.get(node)
-        if old is None:
-            return
-        try:
-            self.provider.terminate([old])
-        finally:  # or its lease would be renewed for ever
-            Keeper.of_this_process().forget(old)
-        self._machines.pop(node, None)
-
-    def _replaced(self, node: int) -> Machine | None:
-        machine = self._spares.pop(node, None)
-        if machine is None:
-            self.give_up(node)
-        elif (old := self._machines.get(node)) is not None:  # its end may take a minute, and nobody need wait for it
-            threading.Thread(target=self._end_old, args=(old,), name="skyward-ending", daemon=True).start()
-        self._replacements += 1
-        if machine is None:
-            if self._engine is None or self._replacements > _MAX_REPLACEMENTS:
-                return None
-            machine = self._launched_patiently(node)
-            Keeper.of_this_process().watch(machine)
-        with self._lock:
-            if self._engine is not None:
-                self._machines[node] = machine
-                if self._presence is not None:
-                    self._presence.tell_nodes(self._machines.values())
-                return machine
-        ask_to_end([machine], _ASK_S)  # the pool was closed meanwhile
-        try:
-            self.provider.terminate([machine])
-        finally:
-            Keeper.of_this_process().forget(machine)
-        return None
-
-    def _end_old(self, machine: Machine) -> None:
-        """In a thread of its own: end one that another stands in for. What is left is ended with the pool."""
-        try:
-            self.provider.terminate([machine])
-        except SkywardError as error:
-            sys.stderr.write(f"skyward: node {machine.node}: its old machine: {type(error).__name__}: {error}\n")
-        finally:
-            Keeper.of_this_process().forget(machine)
-
-    def _launched_patiently(self, node: int) -> Machine:
-        """Another machine; where what prevents it may pass, again and again, for as long as machines may take."""
-        deadline = time.monotonic() + self._spec.provision_timeout_s
-        pause_s, most_s = _LAUNCH_PAUSES_S
-        while True:
-            try:
-                (machine,) = self._launch([node])
-                return machine
-            except SkywardError as error:
-                is_over = time.monotonic() + pause_s > deadline
-                if is_over or not self._may_pass(error) or self._spec.stop.wait(pause_s):
-                    raise
-            pause_s = min(2 * pause_s, most_s)
-
-    def _may_pass(self, error: SkywardError) -> bool:
-        """Hosts of the user's own do not grow in number or size; a cloud may have more machines in a while."""
-        is_lasting = isinstance(error, NoCapacity) and self._rented is None
-        is_passing = error.retryable or isinstance(error, QuotaExceeded)  # it was enough for the one that was lost
-        return is_passing and not is_lasting and not getattr(error, "is_final", False)
-
-    def why_gone(self, node: int) -> str | None:
-        """For the engine: whether the machine of a node that does not answer is certainly gone."""
-        machine = self._machines.get(node)
-        return None if self._rented is None or machine is None else self._rented.why_gone(machine)
 
     def _warn_unused(self) -> None:
         unused = self._spec.image.unused_fields(self.provider.acts_on_image)

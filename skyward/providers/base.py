@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from ..events import Emit
 from ..machine import Machine, Offer, PoolSpec
 
-__all__ = ["Provider", "RentedProvider"]
+__all__ = ["Provider", "RentedProvider", "as_rented", "least_billed_s"]
 
 
 class Provider(Protocol):
@@ -76,3 +76,14 @@ class RentedProvider(Provider, Protocol):
     def settle(self, pool: str) -> bool:
         """End whatever of the pool is still there, by the record of it. True: nothing is. Raises TerminateFailed."""
         ...
+
+
+def as_rented(provider: Provider) -> RentedProvider | None:
+    """None: its machines cost nothing."""
+    return cast(RentedProvider, provider) if provider.is_rented else None
+
+
+def least_billed_s(provider: Provider) -> float:
+    """What each machine is paid for even if it is given back at once, in seconds; 0 where nothing is rented."""
+    rented = as_rented(provider)
+    return max(rented.minimum_billed_s, rented.ending_s) if rented is not None else 0.0

@@ -235,7 +235,7 @@ def test_a_session_that_the_agent_does_not_know_is_a_lost_node(provider: Relayed
         before = pid() >> pool
         future = sky.compute(time.sleep)(600) > pool
         until(future.running)
-        (machine,) = pool._machines.values()
+        (machine,) = engine_of(pool).books.machines.values()
         other = Opener("other", timeout_s=20).open(machine)  # an agent has one client
         provider.break_links()
         with pytest.raises(NodeLost):
@@ -339,7 +339,7 @@ def test_a_value_that_finds_no_room_is_the_error_of_its_call_and_the_node_goes_o
     provider = SmallMemory(lease_s=30, folder=str(tmp_path))
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         before = pid() >> pool
-        (machine,) = pool._machines.values()
+        (machine,) = engine_of(pool).books.machines.values()
         Path(machine.folder, "spool").touch()  # a folder cannot be made there, as on a full disk
         with pytest.raises(OSError, match="found no room"):
             block(b"a") >> pool
