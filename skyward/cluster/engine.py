@@ -1,7 +1,7 @@
 """What any engine gives its pool: the seam between calls and whatever turns them into results.
 
 `direct` is the one there is. Everything above this layer knows an engine by these protocols only, but for the pool,
-which makes one. What an engine cannot do faster than by its ordinary way (`Leading`) it does in that.
+which makes one. What an engine cannot do faster than by its ordinary way (`WaitingCallers`) it does in that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .gang import Gang
 from .tasks import Task
 from .telling import TaskCounts
 
-__all__ = ["Engine", "Leading", "Nodes", "Questions", "Streams"]
+__all__ = ["Engine", "NodeFacts", "Questions", "Streams", "WaitingCallers"]
 
 
-class Nodes(Protocol):
+class NodeFacts(Protocol):
     """What is known of an engine's nodes. Thread-safe."""
 
     @property
@@ -41,7 +41,7 @@ class Nodes(Protocol):
         ...
 
 
-class Leading(Protocol):
+class WaitingCallers(Protocol):
     """For callers that wait at once: they may do what a thread of the engine would do for them. Thread-safe."""
 
     can_pull: bool
@@ -106,9 +106,9 @@ class Engine(Protocol):
     """Runs tasks on machines that have agents. Thread-safe. `start` once, `close` once (or more)."""
 
     @property
-    def nodes(self) -> Nodes: ...
+    def nodes(self) -> NodeFacts: ...
     @property
-    def leading(self) -> Leading: ...
+    def leading(self) -> WaitingCallers: ...
     @property
     def streams(self) -> Streams: ...
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InternalError, NodeLost, RendezvousFailed
 from ..futures import Undecoded
-from ..schedule.scheduler import Action, FailGang, StartGang
+from ..schedule.actions import Action, FailGang, StartGang
 from ..wire.frames import Frame, Kind
 from ..wire.tasks import RankOrder
 from .gang import Gang, RankTask, make_ranks

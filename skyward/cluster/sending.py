@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import TaskTimeout
-from ..schedule.scheduler import Action, FailTask, Recall, Refuse, Send, StartGang
+from ..schedule.actions import Action, FailTask, Recall, Refuse, Send, StartGang
 from ..wire.frames import Kind
 from .gang import RankTask
 from .tasks import PulledTask, Task, loss_error

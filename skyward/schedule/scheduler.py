@@ -17,187 +17,51 @@ every method is called under the owner's lock.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 
+from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, StartGang
+from .entries import GangEntry, TaskEntry
 from .lines import Lines
 from .nested import Family, NestedEntry, Places
+from .nodes import Node, Nodes
 
-__all__ = ["Action", "FailGang", "FailTask", "Recall", "Refuse", "Scheduler", "Send", "StartGang"]
+__all__ = ["Scheduler"]
 
-SHORT_TASK_NS = 1_000_000_000
-"""Nanoseconds. Tasks whose running mean is below this are sent in advance: what a slot waits between two is then a
-notable part. Batches of joblib's take up to 0.4 s here; on a machine with 15 others to run, those that were not sent in
-advance lost a third.
-"""
-_FIRST_MEAN_NS = 200_000_000
-"""What a task is taken for before one has ended."""
-_SHORT_ROUND_TRIPS = 32
-"""Tasks are short as well if they take less than so many round trips: waiting for one would cost a thirtieth."""
-_LEAST_AHEAD = 2
-_MOST_AHEAD = 1024
-"""Tasks on a node beyond its slots: 5,000 a second over a round trip of 200 ms. They wait in the agent's memory."""
-_LEAST_MEAN_NS = 100_000
-"""What the shortest task costs its slot, with what is around it."""
-_MEAN_WEIGHT = 0.2
 _NOTHING_RESERVED: set[int] = set()
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    task: int
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    task: int
-    node: int
-
-
-@dataclass(frozen=True, slots=True)
-class FailTask:
-    """The task cannot be run (again). `started`: True, False, or None where nobody knows."""
-
-    task: int
-    node: int | None
-    started: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class StartGang:
-    gang: int
-    nodes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FailGang:
-    """A gang that has not started can never start: it needs nodes that are gone."""
-
-    gang: int
-    node: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """A task or gang that a task has called can never start: tasks that wait for calls of their own hold all places."""
-
-    call: int
-    nodes: tuple[int, ...]
-
-
-Action = Send | Recall | FailTask | StartGang | FailGang | Refuse
-
-
-@dataclass(slots=True)
-class _Task:
-    id: int
-    nodes: tuple[int, ...] | None  # it may go to; None: any that is not kept
-    retries: int
-    in_advance: bool = True  # may be sent before a slot is free
-    node: int | None = None
-    is_recalled: bool = False
-    parent: int | None = None
-    """The task or gang that has called it."""
-    turn: tuple[int, int] = (0, 0)
-
-    @property
-    def line(self) -> Hashable:
-        return self.nodes if self.parent is None else ("nested", self.nodes)
-
-
-@dataclass(slots=True)
-class _Gang:
-    id: int
-    nodes: tuple[int, ...] | None  # all of them; None: any one of `one_of`
-    one_of: tuple[int, ...] | None  # None: of those that are not kept
-    places: int  # on each node
-    parent: int | None = None
-    turn: tuple[int, int] = (0, 0)
-
-    @property
-    def line(self) -> Hashable:
-        return self.parent is not None, self.nodes, self.one_of
-
-
-@dataclass(slots=True)
-class _Node:
-    id: int
-    slots: int
-    is_up: bool = True
-    is_leaving: bool = False
-    """It will be gone soon: nothing new is sent, and what runs may end."""
-    is_reachable: bool = True
-    """Nothing new is sent while it is not; what was sent stays."""
-    round_trip_ns: float = 0.0
-    sent: dict[int, None] = field(default_factory=dict)  # tasks, in the order they were sent
-    gang_places: int = 0
-
-    @property
-    def takes_more(self) -> bool:
-        return self.is_up and self.is_reachable and not self.is_leaving
-
-    def most_ahead(self, mean_ns: float, *, is_known: bool) -> int:
-        """How many tasks it is sent beyond its slots: none where they are long.
-
-        Slots that began together end together: then each needs one.
-        """
-        is_short = is_known and mean_ns < SHORT_TASK_NS
-        if not is_short and mean_ns >= _SHORT_ROUND_TRIPS * self.round_trip_ns:
-            return 0
-        on_the_way = self.slots * self.round_trip_ns / max(mean_ns, _LEAST_MEAN_NS)
-        return min(max(_LEAST_AHEAD, self.slots) + math.ceil(on_the_way), max(_MOST_AHEAD, self.slots))
-
-    @property
-    def load(self) -> int:
-        return len(self.sent) + self.gang_places
-
-    def has_room_for(self, places: int) -> bool:
-        # A gang may be larger than the node has slots: it then takes the whole node.
-        return self.load + min(places, self.slots) <= self.slots
 
 
 class Scheduler:
     """See the module. `slots` of node i are given when it comes up. `kept`: nodes that take only what names them."""
 
     def __init__(self, kept: frozenset[int] = frozenset()) -> None:
-        self._kept = kept
-        self._nodes: dict[int, _Node] = {}
-        self._open: dict[int, _Node] = {}
-        """Of those the ones that are not kept."""
-        self._tasks: dict[int, _Task] = {}
-        self._queue: Lines[_Task | _Gang] = Lines()
+        self._nodes = Nodes(kept)
+        self._tasks: dict[int, TaskEntry] = {}
+        self._queue: Lines[TaskEntry | GangEntry] = Lines()
         self._gangs: dict[int, tuple[tuple[int, ...], int]] = {}
         self._family = Family()
-        self._mean_ns = float(_FIRST_MEAN_NS)
-        self._has_mean = False
-        self._turn = 0
 
     def counts(self) -> tuple[int, int]:
         """(slots that have something to do, tasks and gangs that wait for a slot)."""
-        busy = sum(min(node.load, node.slots) for node in self._nodes.values())
-        ahead = sum(max(0, node.load - node.slots) for node in self._nodes.values())
+        busy = sum(min(node.load, node.slots) for node in self._nodes.by_id.values())
+        ahead = sum(max(0, node.load - node.slots) for node in self._nodes.by_id.values())
         return busy, ahead + len(self._queue)
 
     # Events ---------------------------------------------------------------------------------------------------------
 
     def node_up(self, node: int, slots: int) -> list[Action]:
-        self._nodes[node] = made = _Node(node, slots)
-        if node not in self._kept:
-            self._open[node] = made
+        self._nodes.add(Node(node, slots))
         return self._place()
 
     def set_round_trip(self, node: int, round_trip_ns: float) -> list[Action]:
         """How long a frame to the node and its answer take; 0 at first, and on this machine."""
-        if node not in self._nodes:
+        if node not in self._nodes.by_id:
             return []
-        self._nodes[node].round_trip_ns = round_trip_ns
+        self._nodes.by_id[node].round_trip_ns = round_trip_ns
         return self._place()
 
     def node_lost(self, node: int, *, will_return: bool) -> list[Action]:
         """The node is gone, and with it what was sent. `will_return`: another takes its number soon."""
-        lost = self._nodes.get(node)
+        lost = self._nodes.by_id.get(node)
         if lost is None:
             return []
         actions: list[Action] = []
@@ -215,15 +79,14 @@ class Scheduler:
         for gang, (nodes, places) in self._gangs.items():  # its end must free nothing on the node's successor
             self._gangs[gang] = (tuple(n for n in nodes if n != node), places)
         if not will_return:
-            del self._nodes[node]
-            self._open.pop(node, None)
+            self._nodes.remove(node)
             actions += self._fail_unplaceable(node)
             actions += self._refuse_stuck()
         return actions + self._place()
 
     def node_leaving(self, node: int) -> list[Action]:
         """It will be gone soon. What it has not begun goes elsewhere; what is for it alone waits for its successor."""
-        leaving = self._nodes.get(node)
+        leaving = self._nodes.by_id.get(node)
         if leaving is None:
             return []
         leaving.is_leaving = True
@@ -237,18 +100,18 @@ class Scheduler:
 
     def is_idle(self, node: int) -> bool:
         """Whether nothing runs there, nor is on its way there."""
-        known = self._nodes.get(node)
+        known = self._nodes.by_id.get(node)
         return known is None or not known.load
 
     def node_paused(self, node: int) -> list[Action]:
         """The link to it is broken; it may come back, and what was sent may still end."""
-        if node in self._nodes:
-            self._nodes[node].is_reachable = False
+        if node in self._nodes.by_id:
+            self._nodes.by_id[node].is_reachable = False
         return []
 
     def node_resumed(self, node: int) -> list[Action]:
-        if node in self._nodes:
-            self._nodes[node].is_reachable = True
+        if node in self._nodes.by_id:
+            self._nodes.by_id[node].is_reachable = True
         return self._place()
 
     def submit(
@@ -266,10 +129,10 @@ class Scheduler:
         when it is sent. `expected_ns`: how long it will take, where that is known before any has ended.
         `parent`: the task or gang that calls it, and that runs.
         """
-        if expected_ns is not None and expected_ns < self._mean_ns:
-            self._mean_ns, self._has_mean = expected_ns, True
-        made = _Task(task, nodes, retries, in_advance and parent is None, parent=parent)
-        if not self._open if nodes is None else self._are_gone(nodes):
+        if expected_ns is not None:
+            self._nodes.expect(expected_ns)
+        made = TaskEntry(task, nodes, retries, in_advance and parent is None, parent=parent)
+        if not self._nodes.open if nodes is None else self._nodes.are_gone(nodes):
             return [FailTask(task, nodes[0] if nodes else None, False)]
         self._tasks[task] = made
         if parent is not None:
@@ -294,16 +157,16 @@ class Scheduler:
         """`nodes`: all of them; None: any one of `one_of`, or of those that are not kept. `places`: how many slots it
         takes on each.
         """
-        made = _Gang(gang, nodes, one_of, places, parent)
+        made = GangEntry(gang, nodes, one_of, places, parent)
         if self._cannot_start(made):
             wanted = nodes or one_of or ()
-            return [FailGang(gang, next((n for n in wanted if n not in self._nodes), None))]
+            return [FailGang(gang, next((n for n in wanted if n not in self._nodes.by_id), None))]
         if parent is not None:
             return self._submit_nested(made)
         self._queue.append(made)
         return self._place()
 
-    def _submit_nested(self, made: _Task | _Gang) -> list[Action]:
+    def _submit_nested(self, made: TaskEntry | GangEntry) -> list[Action]:
         """It goes before all that wait. Where it cannot start, now or later, it is refused."""
         self._family.add(made.parent, made)
         self._queue.append(made, is_urgent=True)
@@ -315,8 +178,7 @@ class Scheduler:
         if task not in self._tasks:
             return []
         if elapsed_ns is not None:
-            self._mean_ns += _MEAN_WEIGHT * (elapsed_ns - self._mean_ns)
-            self._has_mean = True
+            self._nodes.took(elapsed_ns)
         self.drop(task)
         return self._place()
 
@@ -366,10 +228,10 @@ class Scheduler:
         self._family.remove(gang)
         nodes, places = self._gangs.pop(gang, ((), 0))
         for number in nodes:
-            node = self._nodes.get(number)
+            node = self._nodes.by_id.get(number)
             if node is not None and node.is_up:
                 node.gang_places = max(0, node.gang_places - min(places, node.slots))
-        waiting = next((g for g in self._queue if isinstance(g, _Gang) and g.id == gang), None)
+        waiting = next((g for g in self._queue if isinstance(g, GangEntry) and g.id == gang), None)
         if waiting is not None:
             self._queue.remove(waiting)
         return self._place()
@@ -400,8 +262,8 @@ class Scheduler:
         if queue.by_key:
             reserved: set[int] = set()
             closed: set[Hashable] = set()
-            while self._has_room(reserved) and (entry := queue.oldest(closed)) is not None:
-                if isinstance(entry, _Gang):
+            while self._nodes.have_room(reserved) and (entry := queue.oldest(closed)) is not None:
+                if isinstance(entry, GangEntry):
                     is_placed = self._place_gang(entry, reserved, actions)
                 else:
                     is_placed = self._place_task(entry, reserved, actions)
@@ -409,24 +271,15 @@ class Scheduler:
                     queue.remove(entry)
                 else:
                     closed.add(entry.line)
-                    if isinstance(entry, _Task) and not entry.in_advance:
+                    if isinstance(entry, TaskEntry) and not entry.in_advance:
                         # No slot is free for it, and nothing that can wait on the node overtakes it.
-                        reserved.update(self._open if entry.nodes is None else entry.nodes)
-        if not queue.by_key:
-            self._rebalance(actions)
+                        reserved.update(self._nodes.open if entry.nodes is None else entry.nodes)
+        if not queue.by_key and (idle := self._nodes.idle_slots()):
+            self._rebalance(idle, actions)
         return actions
 
-    def _has_room(self, reserved: set[int]) -> bool:
-        return any(
-            n.takes_more and n.load < n.slots + self._most_ahead(n) and n.id not in reserved
-            for n in self._nodes.values()
-        )
-
-    def _most_ahead(self, node: _Node) -> int:
-        return node.most_ahead(self._mean_ns, is_known=self._has_mean)
-
-    def _place_task(self, task: _Task, reserved: set[int], actions: list[Action]) -> bool:
-        node = self._pick(task.nodes, reserved, ahead=task.in_advance)
+    def _place_task(self, task: TaskEntry, reserved: set[int], actions: list[Action]) -> bool:
+        node = self._nodes.pick(task.nodes, reserved, ahead=task.in_advance)
         if node is None:
             return False
         task.node = node.id
@@ -435,33 +288,13 @@ class Scheduler:
         actions.append(Send(task.id, node.id))
         return True
 
-    def _candidates(self, nodes: tuple[int, ...] | None) -> list[_Node]:
-        if nodes is None:
-            return list(self._open.values())
-        return [self._nodes[n] for n in nodes if n in self._nodes]
-
-    def _pick(self, nodes: tuple[int, ...] | None, reserved: set[int], *, ahead: bool) -> _Node | None:
-        """The node with most room, in turns among equals. `ahead`: a short task may go where slots are taken."""
-        candidates = self._candidates(nodes)
-        best: _Node | None = None
-        best_room = 0
-        count = len(candidates)
-        for offset in range(count):
-            node = candidates[(self._turn + offset) % count]
-            room = node.slots - node.load
-            has_room = room > 0 or (ahead and room > -self._most_ahead(node))
-            if has_room and node.takes_more and node.id not in reserved and (best is None or room > best_room):
-                best, best_room = node, room
-        self._turn += 1
-        return best
-
-    def _place_gang(self, gang: _Gang, reserved: set[int], actions: list[Action]) -> bool:
+    def _place_gang(self, gang: GangEntry, reserved: set[int], actions: list[Action]) -> bool:
         if gang.nodes is None:
-            wanted = self._candidates(gang.one_of)
+            wanted = self._nodes.candidates(gang.one_of)
             free = [n for n in wanted if n.takes_more and n.id not in reserved and n.has_room_for(gang.places)]
             members = [min(free, key=lambda n: n.load)] if free else []
         else:
-            wanted = members = self._candidates(gang.nodes)
+            wanted = members = self._nodes.candidates(gang.nodes)
             if len(members) < len(gang.nodes) or any(
                 n.id in reserved or not n.takes_more or not n.has_room_for(gang.places) for n in members
             ):
@@ -476,75 +309,52 @@ class Scheduler:
         actions.append(StartGang(gang.id, numbers))
         return True
 
-    def _rebalance(self, actions: list[Action]) -> None:
+    def _rebalance(self, idle: dict[int, int], actions: list[Action]) -> None:
         """Take back what waits on one node while a slot of another is idle. The answer is `lost(started=False)`."""
-        has_idle = is_uneven = False
-        for node in self._nodes.values():
-            if node.takes_more:
-                room = node.slots - node.load
-                has_idle |= room > 0
-                is_uneven |= room < 0
-        if not has_idle or not is_uneven:
-            return
-        idle = {n.id: n.slots - n.load for n in self._nodes.values() if n.takes_more and n.slots > n.load}
-        for node in self._nodes.values():
+        for node in self._nodes.by_id.values():
             excess = node.load - node.slots
             for task_id in reversed(node.sent):
                 if excess <= 0 or not idle:
                     break
                 excess -= 1
                 task = self._tasks[task_id]
-                if task.in_advance and not task.is_recalled and self._take_idle(idle, task.nodes):
+                if task.in_advance and not task.is_recalled and self._nodes.take_idle(idle, task.nodes):
                     task.is_recalled = True
                     actions.append(Recall(task_id, node.id))
 
-    def _take_idle(self, idle: dict[int, int], nodes: tuple[int, ...] | None) -> bool:
-        """Whether a slot of `idle` would do; if so, it is counted as taken."""
-        for number in self._open if nodes is None else nodes:
-            if number in idle:
-                idle[number] -= 1
-                if not idle[number]:
-                    del idle[number]
-                return True
-        return False
-
     # Small steps ----------------------------------------------------------------------------------------------------
 
-    def _forget_sent(self, task: _Task) -> None:
-        node = self._nodes.get(task.node) if task.node is not None else None
+    def _forget_sent(self, task: TaskEntry) -> None:
+        node = self._nodes.by_id.get(task.node) if task.node is not None else None
         if node is not None:
             node.sent.pop(task.id, None)
         task.node = None
 
-    def _forget(self, task: int) -> _Task | None:
+    def _forget(self, task: int) -> TaskEntry | None:
         """It has left the books, whatever became of it."""
         known = self._tasks.pop(task, None)
         if known is not None and known.parent is not None:
             self._family.remove(task)
         return known
 
-    def _return(self, task: _Task) -> None:
+    def _return(self, task: TaskEntry) -> None:
         task.node = None
         self._queue.append_left(task)
 
-    def _are_gone(self, nodes: tuple[int, ...] | None) -> bool:
-        """Whether no node is left, for good, that a task may go to."""
-        return not self._open if nodes is None else not any(n in self._nodes for n in nodes)
-
-    def _cannot_start(self, gang: _Gang) -> bool:
+    def _cannot_start(self, gang: GangEntry) -> bool:
         if gang.nodes is None:
-            return self._are_gone(gang.one_of)
-        return any(n not in self._nodes for n in gang.nodes)
+            return self._nodes.are_gone(gang.one_of)
+        return any(n not in self._nodes.by_id for n in gang.nodes)
 
     def _fail_unplaceable(self, node: int) -> list[Action]:
         actions: list[Action] = []
         for entry in sorted(self._queue, key=lambda entry: entry.turn):
-            if isinstance(entry, _Gang):
+            if isinstance(entry, GangEntry):
                 if self._cannot_start(entry):
                     self._queue.remove(entry)
                     self._family.remove(entry.id)
                     actions.append(FailGang(entry.id, node))
-            elif self._are_gone(entry.nodes):
+            elif self._nodes.are_gone(entry.nodes):
                 self._queue.remove(entry)
                 self._forget(entry.id)
                 actions.append(FailTask(entry.id, node, False))
@@ -552,7 +362,7 @@ class Scheduler:
 
     # Calls of tasks -------------------------------------------------------------------------------------------------
 
-    def _refuse_stuck(self, made: _Task | _Gang | None = None) -> list[Action]:
+    def _refuse_stuck(self, made: TaskEntry | GangEntry | None = None) -> list[Action]:
         """Of the calls of tasks that wait (or of `made` alone, if it does) those that can never start."""
         if not self._family:
             return []
@@ -562,17 +372,17 @@ class Scheduler:
             if self._has_begun(entry) or not self._family.is_stuck(entry, self._places()):
                 continue
             self._queue.remove(entry)
-            if isinstance(entry, _Task):
+            if isinstance(entry, TaskEntry):
                 self._forget(entry.id)
-                nodes = tuple(n.id for n in self._candidates(entry.nodes))
+                nodes = tuple(n.id for n in self._nodes.candidates(entry.nodes))
             else:
                 self._family.remove(entry.id)
-                nodes = tuple(n.id for n in self._candidates(entry.nodes or entry.one_of))
+                nodes = tuple(n.id for n in self._nodes.candidates(entry.nodes or entry.one_of))
             actions.append(Refuse(entry.id, nodes))
         return actions
 
     def _has_begun(self, entry: NestedEntry) -> bool:
-        return entry.id in self._gangs or (isinstance(entry, _Task) and entry.node is not None)
+        return entry.id in self._gangs or (isinstance(entry, TaskEntry) and entry.node is not None)
 
     def _places(self) -> Places:
         """What the tasks and gangs that have called something hold, and what the calls that wait need."""
@@ -583,9 +393,9 @@ class Scheduler:
                 held[parent] = {task.node: 1}
             elif parent in self._gangs:
                 numbers, places = self._gangs[parent]
-                held[parent] = {n: min(places, self._nodes[n].slots) for n in numbers if n in self._nodes}
+                held[parent] = {n: min(places, self._nodes.by_id[n].slots) for n in numbers if n in self._nodes.by_id}
         return Places(
-            slots={node.id: node.slots for node in self._nodes.values()},
+            slots={node.id: node.slots for node in self._nodes.by_id.values()},
             held=held,
             needs=self._needs,
         )
@@ -594,8 +404,8 @@ class Scheduler:
         """(nodes, places on each, whether on all of them) of a call that waits; None: it has begun."""
         if self._has_begun(entry):
             return None
-        if isinstance(entry, _Gang):
-            numbers = tuple(n.id for n in self._candidates(entry.nodes or entry.one_of))
+        if isinstance(entry, GangEntry):
+            numbers = tuple(n.id for n in self._nodes.candidates(entry.nodes or entry.one_of))
             return numbers, entry.places, entry.nodes is not None
-        assert isinstance(entry, _Task)
-        return tuple(n.id for n in self._candidates(entry.nodes)), 1, False
+        assert isinstance(entry, TaskEntry)
+        return tuple(n.id for n in self._nodes.candidates(entry.nodes)), 1, False
