@@ -18,9 +18,9 @@ from .calls import CallOptions
 from .chunking import MAX_ITEMS, ChunkSizes
 from .cluster.engine import Engine
 from .cluster.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
-from .dispatch import Dispatch
 from .errors import ArgumentNotPicklable, UsageError
 from .futures import refuse_to_wait
+from .packing import Packing
 from .slot.execute import RaisedItem
 from .wire.failures import decode_failure
 from .wire.tasks import Mode, TaskHead
@@ -82,7 +82,7 @@ class MapRun:
         self,
         *,
         engine: Engine,
-        dispatch: Dispatch,
+        packing: Packing,
         function: WireFunction,
         name: str,
         options: CallOptions,
@@ -96,7 +96,7 @@ class MapRun:
         max_inflight: int | None = None,
     ) -> None:
         self._engine = engine
-        self._dispatch = dispatch
+        self._packing = packing
         self._function = function
         self._name = name
         self._options = options
@@ -215,7 +215,7 @@ class MapRun:
     def _send(self, first: int, items: Sequence[Any]) -> None:
         expected_ns = self._sizes.expected_ns
         try:
-            payload = self._dispatch.payload((items, self._star, self._return_exceptions, self._sizes.limit_ns))
+            payload = self._packing.payload((items, self._star, self._return_exceptions, self._sizes.limit_ns))
         except Exception as error:
             raise ArgumentNotPicklable(
                 f"map: an item between {first} and {first + len(items) - 1} cannot be sent: "

@@ -20,12 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as StdFuture
 from typing import Any, Literal, Self, TypeVar
 
-import cloudpickle
-
 from .accelerators import Accelerator
 from .allocation import AllocationStrategy
 from .announcer import Announcer, EventStream
-from .calls import ComputeFunction, PendingCompute, pop_active, push_active
+from .calls import PendingCompute, pop_active, push_active
 from .cluster import interrupts
 from .cluster.direct import DirectEngine
 from .cluster.engine import Engine
@@ -35,7 +33,7 @@ from .console.panel import Counts
 from .control import Client
 from .cost import Forecast, forecast
 from .dispatch import Dispatch
-from .errors import ArgumentNotPicklable, PoolClosed, SkywardError, UsageError
+from .errors import PoolClosed, SkywardError, UsageError
 from .events import Event, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
 from .image import DEFAULT_IMAGE, Image
@@ -43,6 +41,7 @@ from .live import LivePool
 from .logs import LogFiles, printer
 from .machine import LogSink, Offer, PoolSpec
 from .options import check_options, is_pool_name, translated
+from .packing import packed_initializer
 from .pool_machines import PoolMachines
 from .presence import Presence
 from .providers.base import Provider, least_billed_s
@@ -50,7 +49,6 @@ from .providers.ending import shielded
 from .remote_control import control_of
 from .slot.handle import TargetHandle
 from .targets import Calls, NodeCount, NodeTarget, checked_nodes, checked_roles
-from .wire.frames import INLINE_LIMIT
 
 __all__ = ["ComputePool"]
 
@@ -390,7 +388,7 @@ class ComputePool(Calls):
             cancel_grace_s=self._spec.cancel_grace_s,
             logs=None if self._sink is None else presence.keeping(self._sink),
             mask=self._spec.image.masker(),
-            initializer=_pickled_initializer(self._initializer),
+            initializer=packed_initializer(self._initializer),
             emit=self._announcer.emit,
             kept=self._kept,
             default_timeout_s=self._default_timeout_s,
@@ -581,23 +579,3 @@ def _in_words(error: BaseException) -> str:
 def _call(method: Callable[[V], None] | None, value: V) -> None:
     if method is not None:
         method(value)
-
-
-def _pickled_initializer(initializer: tuple[Callable[..., object], tuple[Any, ...]] | None) -> bytes | None:
-    if initializer is None:
-        return None
-    function, args = initializer
-    if isinstance(function, ComputeFunction):
-        function = function.fn
-    try:
-        data: bytes = cloudpickle.dumps((function, args))
-    except Exception as error:
-        raise ArgumentNotPicklable(
-            f"initializer: it or its initargs cannot be sent: {type(error).__name__}: {error}", argument="initializer"
-        ) from error
-    if len(data) > INLINE_LIMIT:
-        raise UsageError(
-            f"initializer: it and its initargs are {len(data)} bytes; the limit is {INLINE_LIMIT}. "
-            "Load large things inside it, or with sky.once in the calls"
-        )
-    return data

@@ -1,20 +1,22 @@
-"""Streams on the client's side: which functions stream, and the threads that feed iterators in."""
+"""Streams on the client's side: which functions stream, the threads that feed iterators in, and tasks that are fed."""
 
 from __future__ import annotations
 
 import inspect
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from .calls import ComputeFunction
 from .cluster.engine import Engine
+from .cluster.tasks import CallTask, Received, StreamTask, TaskFailure
 from .futures import Future
 from .wire.frames import Kind
 from .wire.payloads import PutBlob, encode
 from .wire.tasks import InputStream
 
-__all__ = ["WINDOW", "InputFeed", "take_inputs"]
+__all__ = ["WINDOW", "FedCallTask", "FedStreamTask", "InputFeed", "stop_feeds", "take_inputs"]
 
 WINDOW = 16
 """Items of a stream on their way at most, in either direction."""
@@ -88,3 +90,51 @@ class InputFeed:
             self._engine.streams.end_input(self._task, Kind.IN_ERROR, self._lane)
             return
         self._engine.streams.end_input(self._task, Kind.IN_END, self._lane)
+
+
+@dataclass(eq=False, kw_only=True)
+class FedCallTask(CallTask):
+    """A call with iterators among its arguments."""
+
+    feeds: tuple[InputFeed, ...] = ()
+
+    def on_sent(self) -> None:
+        super().on_sent()
+        for feed in self.feeds:
+            feed.start()
+
+    def on_input_credit(self, lane: int) -> None:
+        self.feeds[lane].grant()
+
+
+@dataclass(eq=False, kw_only=True)
+class FedStreamTask(StreamTask):
+    """A generator, perhaps with iterators among its arguments."""
+
+    feeds: tuple[InputFeed, ...] = ()
+
+    def on_sent(self) -> None:
+        for feed in self.feeds:
+            feed.start()
+
+    def on_input_credit(self, lane: int) -> None:
+        self.feeds[lane].grant()
+
+    def on_result(self, received: Received) -> None:
+        stop_feeds(self.feeds)
+        super().on_result(received)
+
+    def on_failed(self, error: BaseException) -> None:
+        stop_feeds(self.feeds)
+        super().on_failed(error)
+
+    def on_error(self, failed: TaskFailure) -> None:
+        stop_feeds(self.feeds)
+        own = next((feed.error for feed in self.feeds if feed.error is not None), None)
+        super().on_error(failed) if own is None else self.on_failed(own)
+
+
+def stop_feeds(feeds: tuple[InputFeed, ...]) -> None:
+    """Nobody takes any more of them. Idempotent."""
+    for feed in feeds:
+        feed.stop()

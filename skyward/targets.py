@@ -218,8 +218,8 @@ class Calls(ABC):
         refuse_gang_options(options, name)
         return MapRun(
             engine=engine,
-            dispatch=dispatch,
-            function=dispatch.function(fn, name),
+            packing=dispatch.packing,
+            function=dispatch.packing.function(fn, name),
             name=name,
             options=options,
             iterables=iterables,
