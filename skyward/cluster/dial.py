@@ -162,7 +162,8 @@ class Dialler:
     it is that one of so many, the first being 0.
     """
 
-    def __init__(self, argv: Sequence[str], *, role: str, pool: str) -> None:
+    def __init__(self, argv: Sequence[str], *, role: str, pool: str, node: int) -> None:
+        self._node = node
         self.channel = StreamChannel(checks_blobs=False)
         self._argv = tuple(argv)
         self._hello: dict[str, Any] = {"version": PROTOCOL_VERSION, "role": role, "pool": pool, "pid": os.getpid()}
@@ -289,7 +290,7 @@ class Dialler:
                 raise EOFError(f"it printed {skipped} bytes and never spoke as an agent")
 
     def _why(self, ends: CommandEnds, error: Exception) -> str:
-        why = f"the agent does not answer by {self._argv[0]}: {error}"
+        why = f"the agent of node {self._node} does not answer: {error}"
         return f"{why}\n{ends.said()}" if ends.said() else why
 
 

@@ -46,7 +46,7 @@ class Opener:
         if not machine.channel:
             sock, facts = _connect(machine.socket_path, self._pool, self._timeout_s)
             return NodeLink(machine.node, Channel(sock), facts)
-        dialler = Dialler(machine.channel, role="client", pool=self._pool)
+        dialler = Dialler(machine.channel, role="client", pool=self._pool, node=machine.node)
         with self._lock:
             if self._is_closed:
                 raise PoolClosed("the pool was closed")

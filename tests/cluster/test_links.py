@@ -283,7 +283,7 @@ def test_a_client_that_holds_its_gil_keeps_its_links(provider: Relayed) -> None:
 def test_a_command_that_fails_says_why(provider: Relayed) -> None:
     Path(provider.folder, "0").mkdir()
     Path(provider.folder, "0", "cut").touch()
-    with pytest.raises(sky.errors.Unreachable, match="does not answer by .*python"):
+    with pytest.raises(sky.errors.Unreachable, match="the agent of node 0 does not answer: "):
         sky.ComputePool(provider, nodes=1, logs=False).start()
 
 
