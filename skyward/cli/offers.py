@@ -109,7 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(offers: Sequence[Offer]) -> list[str]:
     """The offers as a table."""
-    from ..console.words import usd
     from .tables import table
 
     rows = [
@@ -119,7 +118,8 @@ def describe(offers: Sequence[Offer]) -> list[str]:
             f"{round(offer.memory_gib, 1):g}" if offer.memory_gib else "?",
             str(offer.accelerator) if offer.accelerator is not None else "-",
             "spot" if offer.is_spot else "on demand" if offer.price_usd_per_hour else "-",
-            usd(offer.price_usd_per_hour) if offer.price_usd_per_hour else "yours",
+            # Cents are too coarse to compare: spot machines of a region differ by less.
+            f"${offer.price_usd_per_hour:,.4f}" if offer.price_usd_per_hour else "yours",
             offer.zone or offer.region or "-",
         )
         for offer in offers

@@ -31,7 +31,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequen
 
 
 def as_json(value: Any) -> str:
-    """Values of ours as JSON: dataclasses become objects."""
+    """Values of ours as JSON: dataclasses become objects.
+
+    >>> as_json(b"ssh-ed25519 AAAA")
+    '"ssh-ed25519 AAAA"'
+    """
     return json.dumps(value, default=_plain, indent=2)
 
 
@@ -40,4 +44,4 @@ def _plain(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, dict | set | frozenset | tuple) or hasattr(value, "keys"):
         return dict(value) if hasattr(value, "keys") else list(value)
-    return str(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
