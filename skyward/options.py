@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Mapping
 from inspect import Parameter
@@ -47,7 +48,9 @@ def translated(aliases: dict[str, Any], given: dict[str, Any], defaults: Mapping
         if name in _REFUSED:
             raise UsageError(f"{name}: not an option; {_REFUSED[name]}")
         if name not in _ALIASES:
-            raise UsageError(f"{name}: not an option of ComputePool; see help(sky.ComputePool)")
+            near = difflib.get_close_matches(name, given, n=1)
+            advice = f"did you mean {near[0]}=?" if near else "see help(sky.ComputePool)"
+            raise UsageError(f"{name}: not an option of ComputePool; {advice}")
         proper = _ALIASES[name]
         if given[proper] != defaults[proper].default:
             raise UsageError(f"{name}: given twice ({proper} is the same option)")

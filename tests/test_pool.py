@@ -307,7 +307,8 @@ class TestOptions:
             ({"accelerator": 3}, "accelerator: 3"),
             ({"ttl": 600}, "ttl: not an option; leases replace it: nodes end when"),
             ({"memory_gb": 1, "memory_gib": 1}, "memory_gb: given twice"),
-            ({"nodez": 2}, "nodez: not an option of ComputePool"),
+            ({"nodez": 2}, r"nodez: not an option of ComputePool; did you mean nodes=\?"),
+            ({"colour": 2}, r"colour: not an option of ComputePool; see help\(sky.ComputePool\)"),
         ],
     )
     def test_a_wrong_option_is_refused_by_name_and_value(self, options: dict[str, Any], message: str) -> None:

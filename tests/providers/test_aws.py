@@ -509,6 +509,17 @@ class TestFailures:
         with pytest.raises(AuthFailed, match="credentials"):
             AWS(endpoint_url="http://127.0.0.1:10", ami=AMI).cloud().scope()
 
+    def test_a_page_of_a_proxys_is_an_unknown_outcome(self) -> None:
+        from botocore.parsers import create_parser
+
+        from skyward.providers.aws.failures import translated
+
+        page = {"status_code": 502, "headers": {}, "body": b"<!doctype html><title>Sign in, please</title>"}
+        shape: Any = None  # it does not come so far as to need one
+        said = r"RunInstances: .*none of AWS's: .*Sign in.*proxy"
+        with pytest.raises(OutcomeUnknown, match=said), translated("RunInstances"):
+            create_parser("ec2").parse(page, shape)
+
     def test_an_image_that_is_not_there_is_asked_of_the_user(self, server: str) -> None:
         provider = AWS(endpoint_url=server, client_cidr="192.0.2.1/32")
         spec = PoolSpec(allocation="on-demand")

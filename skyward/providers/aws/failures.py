@@ -130,6 +130,7 @@ def code_of(error: BaseException) -> str:
 def translated(what: str) -> Iterator[None]:
     """Errors of AWS and of the way there, raised inside, as ours; `what` is the operation, for the message."""
     from botocore import exceptions as boto
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
@@ -153,6 +154,11 @@ def translated(what: str) -> Iterator[None]:
     except boto.EndpointConnectionError as error:
         raise OutcomeUnknown(
             f"aws: {what}: {error}; is this machine online, and AWS(region=...) the name of a region?"
+        ) from error
+    except ResponseParserError as error:  # a page of a proxy's, most likely: it is no BotoCoreError
+        said = str(error).partition("\n")[2][:200] or str(error)
+        raise OutcomeUnknown(
+            f"aws: {what}: the answer is none of AWS's: {said}; is there a proxy or a sign-in page in between?"
         ) from error
     except boto.BotoCoreError as error:  # the connection: whether the request arrived nobody knows
         raise OutcomeUnknown(f"aws: {what}: {error}") from error
