@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gzip
@@ -53,17 +54,20 @@ def _find() -> str | None:
 def packed_uv(uv: ClientUv, *, system: str, machine: str, libc: str) -> str | None:
     """The path here of a uv for that platform, compressed by gzip; None where none can be had.
 
-    Made once and kept in the user's cache folder. Blocks: up to a second for compressing, longer where the binary of
-    another platform comes from an index.
+    Made once and kept in the user's cache folder; where that cannot be written, by each process anew. Blocks: up to a
+    second for compressing, longer where the binary of another platform comes from an index.
     """
     kind = "gnu" if libc.startswith("glibc") else libc
     if system != "Linux" or kind not in ("gnu", "musl"):
         return None
     folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "skyward", "client")
-    kept = os.path.join(folder, f"uv-{uv.version}-{machine}-{kind}.gz")
+    name = f"uv-{uv.version}-{machine}-{kind}.gz"
+    kept = os.path.join(folder, name)
+    if not os.path.exists(kept) and not _can_be_written(folder):
+        folder = _of_this_process()
+        kept = os.path.join(folder, name)
     if os.path.exists(kept):
         return kept
-    os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         source = uv.path if _is_like_here(machine, kind) else _fetched(uv, f"{machine}-unknown-linux-{kind}", work)
         if source is None:
@@ -74,6 +78,19 @@ def packed_uv(uv: ClientUv, *, system: str, machine: str, libc: str) -> str | No
             shutil.copyfileobj(binary, out, 1 << 20)
         os.replace(made, kept)
     return kept
+
+
+def _can_be_written(folder: str) -> bool:
+    with contextlib.suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+@functools.cache
+def _of_this_process() -> str:
+    folder = tempfile.mkdtemp(prefix="skyward-uv-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _is_like_here(machine: str, kind: str) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
+import platform
 import subprocess
 import sys
 import zipfile
@@ -16,7 +18,7 @@ import pytest
 import skyward
 from skyward.bootstrap.environments import _runs_on, best_python
 from skyward.bootstrap.payload import LOADER
-from skyward.bootstrap.uv import client_uv
+from skyward.bootstrap.uv import ClientUv, client_uv, packed_uv
 from skyward.bootstrap.wheel import Wheel, own_wheel, repacked
 
 
@@ -111,3 +113,18 @@ def test_the_interpreter_is_of_the_minor_version_and_the_client_s_patch_release_
 
 def test_the_command_that_takes_what_is_sent_is_one_line() -> None:
     assert "\n" not in LOADER  # csh has no strings of several
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the uv of another platform comes from an index")
+def test_where_the_cache_folder_cannot_be_written_each_process_has_its_own_uv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = tmp_path / "uv"
+    binary.write_text("uv")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")  # neither by root
+    uv = ClientUv(path=str(binary), version="0.0.0")
+    libc = "glibc2.36" if platform.libc_ver()[0] == "glibc" else "musl"
+    packed = packed_uv(uv, system="Linux", machine=platform.machine(), libc=libc)
+    assert packed is not None
+    assert gzip.decompress(Path(packed).read_bytes()) == b"uv"
+    assert packed_uv(uv, system="Linux", machine=platform.machine(), libc=libc) == packed
