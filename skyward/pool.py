@@ -406,7 +406,8 @@ class ComputePool(Calls):
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""
-        if self._engine is None:
+        engine = self._engine  # looked at once: another thread may end the pool meanwhile
+        if engine is None:
             if self._owner == os.getpid():
                 with self._ending:  # another thread may be at it: its budget is spent
                     return
@@ -414,11 +415,11 @@ class ComputePool(Calls):
         try:
             if self.is_active:
                 if cancel:
-                    self._engine.cancel_all(self._ended_by)
+                    engine.cancel_all(self._ended_by)
                 else:
-                    self._engine.streams.close_all()
-                    self._engine.wait_idle()
-                self._engine.wait_stopped()
+                    engine.streams.close_all()
+                    engine.wait_idle()
+                engine.wait_stopped()
         finally:
             pop_active(self)
             try:

@@ -247,6 +247,24 @@ class TestLife:
         pool.close()
         assert not pool.is_active
 
+    def test_a_pool_that_is_ended_while_its_block_is_left_is_closed_once(self) -> None:
+        class EndedMeanwhile(sky.ComputePool):
+            @property
+            def is_active(self) -> bool:
+                """When `close` has asked, another thread ends the pool, as `skyward down` has it done."""
+                was_active = super().is_active
+                if was_active and threading.current_thread() is threading.main_thread():
+                    other = threading.Thread(target=self.close, kwargs={"cancel": True})
+                    other.start()
+                    other.join(20)
+                return was_active
+
+        told: list[sky.events.Event] = []
+        pool = EndedMeanwhile(sky.Local(), logs=False, on_event=told.append).start()
+        pool.close()
+        assert not pool.is_active
+        assert sum(isinstance(event, sky.events.PoolClosed) for event in told) == 1
+
     def test_a_closed_pool_opens_again(self) -> None:
         pool = sky.ComputePool(sky.Local(), logs=False)
         for _ in range(2):
