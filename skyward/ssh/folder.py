@@ -10,14 +10,15 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..errors import UsageError
 
-__all__ = ["collect_garbage", "end_process", "kill_process", "locked", "make_folder", "record_process"]
+__all__ = ["close_folder", "collect_garbage", "kill_process", "locked", "make_folder", "record_process"]
 
 _OLD_S = 600.0
 _END_S = 2.0
+_KILLED_S = 1.0
 _OWNER = "owner"
 
 
@@ -32,6 +33,18 @@ def _root() -> str:
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise UsageError(f"{folder}: others can write there; remove it, or set TMPDIR to a folder of your own")
     return folder
+
+
+def close_folder(folder: str, pid_of: Callable[[], int]) -> None:
+    """End the process that holds the connection, the one of `pid_of` or the recorded one, and remove the folder.
+
+    Whoever makes the connection anew at this very time is waited for, for a moment: what he starts is ended too.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(TimeoutError, FileNotFoundError):
+            held.enter_context(locked(folder, timeout_s=_END_S))
+        _end_process(folder, pid_of())
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_folder() -> str:
@@ -73,7 +86,7 @@ def _has_owner(folder: str) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
-    """One process at a time makes the connection. Raises TimeoutError."""
+    """One process at a time makes the connection. Raises TimeoutError; FileNotFoundError when the folder is gone."""
     fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + timeout_s
@@ -85,6 +98,8 @@ def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"another process holds {folder}/lock") from None
                 time.sleep(0.02)
+        if not os.fstat(fd).st_nlink:
+            raise FileNotFoundError(f"{folder} was removed")
         yield
     finally:
         os.close(fd)
@@ -94,9 +109,16 @@ def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
 
 
 def record_process(folder: str, pid: int) -> None:
-    """So that it can be killed when it does not answer any more."""
-    with open(os.path.join(folder, "pid"), "w") as file:
-        file.write(str(pid))
+    """So that it can be killed when it does not answer any more. Raises FileNotFoundError when the folder is gone:
+    the connection was closed meanwhile, and nobody would end the process.
+    """
+    try:
+        with open(os.path.join(folder, "pid"), "w") as file:
+            file.write(str(pid))
+    except FileNotFoundError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        raise
 
 
 def kill_process(folder: str) -> None:
@@ -107,17 +129,25 @@ def kill_process(folder: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def end_process(folder: str, pid: int) -> None:
-    """`pid`, or the one that was recorded: it may tidy up; when it takes too long it is killed."""
+def _end_process(folder: str, pid: int) -> None:
+    """It may tidy up; when it takes too long it is killed."""
     pid = pid or _recorded(folder)
     if not pid or not _is_of(folder, pid):
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + _END_S
-        while _is_of(folder, pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-    kill_process(folder)
+        if not _has_gone(folder, pid, _END_S):
+            os.kill(pid, signal.SIGKILL)
+            _has_gone(folder, pid, _KILLED_S)
+
+
+def _has_gone(folder: str, pid: int, limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while _is_of(folder, pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _recorded(folder: str) -> int:

@@ -6,14 +6,13 @@ import contextlib
 import math
 import os
 import re
-import shutil
 import subprocess
 import threading
 
 from ..errors import SkywardError, Unreachable, UsageError
 from .command import run_process
 from .failures import failure
-from .folder import end_process, kill_process, locked, make_folder, record_process
+from .folder import close_folder, kill_process, locked, make_folder, record_process
 from .hostkeys import accepts, unknown_key
 from .runs import Pooled
 from .target import HostKeys, Target
@@ -50,8 +49,6 @@ class Master:
     def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
         target = self.target
         limit_s = min(timeout_s, target.connect_timeout_s)
-        if not os.path.isdir(self.folder):
-            raise Unreachable(f"ssh {target}: the connection was closed here", host=str(target), is_final=True)
         try:
             with locked(self.folder, timeout_s=2 * limit_s):
                 if self.is_alive() and os.path.exists(self._config):
@@ -62,6 +59,11 @@ class Master:
         except TimeoutError as error:
             message = f"ssh {target}: no connection within {limit_s:.3g} s"
             raise Unreachable(message, host=str(target), is_final=False) from error
+        except FileNotFoundError as error:
+            if os.path.isdir(self.folder):
+                raise
+            message = f"ssh {target}: the connection was closed here"
+            raise Unreachable(message, host=str(target), is_final=True) from error
 
     def command(self, command: str) -> list[str]:
         """By a connection of its own where the master is gone, or has no room for more sessions."""
@@ -76,8 +78,7 @@ class Master:
         return self._check() != 0
 
     def end(self) -> None:
-        end_process(self.folder, self._check())
-        shutil.rmtree(self.folder, ignore_errors=True)
+        close_folder(self.folder, self._check)
 
     # The process ----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import pickle
-import shutil
 import socket
 import struct
 import sys
@@ -26,7 +25,7 @@ from typing import Any
 from ..errors import MissingDependency, SkywardError, Unreachable, UsageError
 from . import launch
 from .command import run_process
-from .folder import end_process, kill_process, locked, make_folder, record_process
+from .folder import close_folder, kill_process, locked, make_folder, record_process
 from .runs import Pooled
 from .target import Target
 
@@ -59,8 +58,6 @@ class ParamikoHolder:
     def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
         target = self.target
         limit_s = min(timeout_s, target.connect_timeout_s)
-        if not os.path.isdir(self.folder):
-            raise Unreachable(f"ssh {target}: the connection was closed here", host=str(target), is_final=True)
         try:
             with locked(self.folder, timeout_s=2 * limit_s):
                 if not self._pid():
@@ -71,6 +68,11 @@ class ParamikoHolder:
         except TimeoutError as error:
             message = f"ssh {target}: no connection within {limit_s:.3g} s"
             raise Unreachable(message, host=str(target), is_final=False) from error
+        except FileNotFoundError as error:
+            if os.path.isdir(self.folder):
+                raise
+            message = f"ssh {target}: the connection was closed here"
+            raise Unreachable(message, host=str(target), is_final=True) from error
 
     def command(self, command: str) -> list[str]:
         return launch.argv(__name__, self.folder, self.target, command)
@@ -79,8 +81,7 @@ class ParamikoHolder:
         return self._pid() != 0
 
     def end(self) -> None:
-        end_process(self.folder, self._pid())
-        shutil.rmtree(self.folder, ignore_errors=True)
+        close_folder(self.folder, self._pid)
 
     def _start(self, stop: threading.Event | None, limit_s: float) -> None:
         target = self.target

@@ -1,0 +1,73 @@
+"""The folder of a connection, and the process that holds it: whoever closes it leaves neither."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from skyward.ssh.folder import close_folder, locked, make_folder, record_process
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return make_folder()
+
+
+def holder(folder: str, before: str = "") -> subprocess.Popen[bytes]:
+    """A process like the one that holds a connection: its command line names the folder."""
+    return subprocess.Popen([sys.executable, "-c", f"import signal, time\n{before}\ntime.sleep(60)", folder])
+
+
+def test_what_is_started_while_the_connection_is_closed_is_ended_with_it(folder: str) -> None:
+    with locked(folder, timeout_s=1):
+        closing = threading.Thread(target=close_folder, args=(folder, lambda: 0))
+        closing.start()
+        process = holder(folder)
+        record_process(folder, process.pid)
+        assert closing.is_alive(), "it waits for who starts a process"
+    closing.join(10)
+    assert process.wait(10) != 0
+    assert not Path(folder).exists()
+
+
+def test_what_is_started_after_the_connection_was_closed_is_ended_at_once(folder: str) -> None:
+    process = holder(folder)
+    with locked(folder, timeout_s=1):
+        close_folder(folder, lambda: 0)  # it does not wait for ever
+        with pytest.raises(FileNotFoundError):
+            record_process(folder, process.pid)
+    assert process.wait(10) != 0
+
+
+def test_who_waited_to_make_a_connection_that_was_closed_makes_none(folder: str) -> None:
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            with locked(folder, timeout_s=10):
+                pass
+        except FileNotFoundError as error:
+            raised.append(error)
+
+    with locked(folder, timeout_s=1):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join(0.1)
+        close_folder(folder, lambda: 0)
+    waiting.join(10)
+    assert raised
+
+
+def test_a_process_that_does_not_tidy_up_is_gone_when_closing_returns(folder: str) -> None:
+    process = holder(folder, "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    record_process(folder, process.pid)
+    reaping = threading.Thread(target=process.wait, args=(20,))  # as init does for one without a parent
+    reaping.start()
+    close_folder(folder, lambda: 0)
+    reaping.join(5)
+    assert not reaping.is_alive()
