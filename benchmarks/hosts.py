@@ -176,159 +176,100 @@ MEASURES = {measure.__name__: measure for measure in (start, calls, paramiko, re
 # What a person reads --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    title: str
-    key: str
-    unit: str
-    scale: float = 1.0
-
-
 ROWS = (
-    Row(title="100 bytes there and back, `ssh host cat`", key="echo", unit="ms", scale=1e3),
-    Row(title="One no-op call: skyward", key="skyward/noop", unit="ms", scale=1e3),
-    Row(title="... skyward by paramiko", key="paramiko/noop", unit="ms", scale=1e3),
-    Row(title="... Ray Client, same host, through an ssh tunnel", key="ray/noop", unit="ms", scale=1e3),
-    Row(title="... Dask Client, same host, through an ssh tunnel", key="dask/noop", unit="ms", scale=1e3),
-    Row(title=f"{PIPELINED:,} no-ops at once: skyward", key="skyward/pipelined", unit="calls/s"),
-    Row(title="... skyward by paramiko", key="paramiko/pipelined", unit="calls/s"),
-    Row(title="... Ray Client", key="ray/pipelined", unit="calls/s"),
-    Row(title="... Dask Client", key="dask/pipelined", unit="calls/s"),
-    Row(title=f"Map of {MAP_ITEMS:,} tiny calls: skyward", key="skyward/map", unit="calls/s"),
-    Row(title="... Ray Client, grouped by hand", key="ray/map", unit="calls/s"),
-    Row(title="... Dask Client, batch_size by hand", key="dask/map", unit="calls/s"),
-    Row(title="No-ops at once, no relay in between", key="near/pipelined", unit="calls/s"),
-    Row(title="... a relay without delay", key="relayed/pipelined", unit="calls/s"),
-    Row(title=f"... a relay of {RELAY_DELAY_S * 1e3:.0f} ms each way", key="far/pipelined", unit="calls/s"),
-    Row(title="Map, no relay in between", key="near/map", unit="calls/s"),
-    Row(title="... a relay without delay", key="relayed/map", unit="calls/s"),
-    Row(title=f"... a relay of {RELAY_DELAY_S * 1e3:.0f} ms each way", key="far/map", unit="calls/s"),
-    Row(title="100 MB through that relay by ssh alone", key="far/upload", unit="ms", scale=1e3),
-    Row(title="... as an argument", key="far/array", unit="ms", scale=1e3),
-    Row(title="100 MB by `ssh host 'cat > /dev/shm/x'`", key="ssh/upload", unit="ms", scale=1e3),
-    Row(title="100 MB as an argument, first time", key="array/first", unit="ms", scale=1e3),
-    Row(title="... again", key="array/again", unit="ms", scale=1e3),
-    Row(title="Bare host, ssh answers, to first result", key="start/bare", unit="s"),
-    Row(title="Pool on a host that is ready, to first result", key="start/ready", unit="s"),
+    ("100 bytes there and back, `ssh host cat`", "echo", "ms"),
+    ("One no-op call: skyward", "skyward/noop", "ms"),
+    ("... skyward by paramiko", "paramiko/noop", "ms"),
+    ("... Ray Client, same host, through an ssh tunnel", "ray/noop", "ms"),
+    ("... Dask Client, same host, through an ssh tunnel", "dask/noop", "ms"),
+    (f"{PIPELINED:,} no-ops at once: skyward", "skyward/pipelined", "calls/s"),
+    ("... skyward by paramiko", "paramiko/pipelined", "calls/s"),
+    ("... Ray Client", "ray/pipelined", "calls/s"),
+    ("... Dask Client", "dask/pipelined", "calls/s"),
+    (f"Map of {MAP_ITEMS:,} tiny calls: skyward", "skyward/map", "calls/s"),
+    ("... Ray Client, grouped by hand", "ray/map", "calls/s"),
+    ("... Dask Client, batch_size by hand", "dask/map", "calls/s"),
+    ("No-ops at once, no relay in between", "near/pipelined", "calls/s"),
+    ("... a relay without delay", "relayed/pipelined", "calls/s"),
+    (f"... a relay of {RELAY_DELAY_S * 1e3:.0f} ms each way", "far/pipelined", "calls/s"),
+    ("Map, no relay in between", "near/map", "calls/s"),
+    ("... a relay without delay", "relayed/map", "calls/s"),
+    (f"... a relay of {RELAY_DELAY_S * 1e3:.0f} ms each way", "far/map", "calls/s"),
+    ("100 MB through that relay by ssh alone", "far/upload", "ms"),
+    ("... as an argument", "far/array", "ms"),
+    ("100 MB by `ssh host 'cat > /dev/shm/x'`", "ssh/upload", "ms"),
+    ("100 MB as an argument, first time", "array/first", "ms"),
+    ("... again", "array/again", "ms"),
+    ("Bare host, ssh answers, to first result", "start/bare", "s"),
+    ("Pool on a host that is ready, to first result", "start/ready", "s"),
 )
+"""Title, name of the samples, unit. Samples are seconds, or calls per second."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Target:
-    """`value` of the medians, and what was asked of it."""
+    """`value` of the medians of `names`, and what was asked of it: at most `limit`, or at least."""
 
     text: str
+    names: tuple[str, ...]
     value: Callable[..., float]
-    of: tuple[str, ...]
+    sense: str
     limit: float
-    at_least: bool = False
 
     def verdict(self, found: Findings) -> str:
-        medians = [found.median(name) for name in self.of]
+        medians = [found.median(name) for name in self.names]
         if None in medians:
             return f"  n/a   {self.text}"
         value = self.value(*medians)
-        met = value >= self.limit if self.at_least else value <= self.limit
-        sense = ">=" if self.at_least else "<="
-        return f"  {'ok  ' if met else 'MISS'}  {self.text:<62}{value:>10,.3f}, asked {sense} {self.limit:g}"
+        met = value >= self.limit if self.sense == ">=" else value <= self.limit
+        return f"  {'ok  ' if met else 'MISS'}  {self.text:<62}{value:>10,.3f}, asked {self.sense} {self.limit:g}"
+
+
+def beyond(text: str, name: str, other: str, sense: str, limit: float) -> Target:
+    """In milliseconds."""
+    return Target(text, (name, other), lambda a, b: (a - b) * 1e3, sense, limit)
+
+
+def ratio(text: str, name: str, other: str, sense: str, limit: float) -> Target:
+    return Target(text, (name, other), operator.truediv, sense, limit)
+
+
+def plain(text: str, name: str, sense: str, limit: float) -> Target:
+    return Target(text, (name,), lambda a: a, sense, limit)
 
 
 # Source: the issue that asked for them.
 TARGETS = (
-    Target(
-        text="no-op beyond the round trip, ms", value=lambda a, b: (a - b) * 1e3, of=("skyward/noop", "echo"), limit=2
+    beyond("no-op beyond the round trip, ms", "skyward/noop", "echo", "<=", 2),
+    ratio("no-op, ratio to Ray Client", "skyward/noop", "ray/noop", "<=", 1),
+    ratio("no-op, ratio to Dask Client", "skyward/noop", "dask/noop", "<=", 1),
+    plain("small calls per second", "skyward/pipelined", ">=", 2000),
+    ratio("map of tiny calls, times Ray Client's small calls", "skyward/map", "ray/pipelined", ">=", 5),
+    ratio("map of tiny calls, times Dask Client's small calls", "skyward/map", "dask/pipelined", ">=", 5),
+    ratio("map of tiny calls, times Ray Client's, grouped by hand", "skyward/map", "ray/map", ">=", 5),
+    ratio("map of tiny calls, times Dask Client's, batched by hand", "skyward/map", "dask/map", ">=", 5),
+    ratio("small calls with the relay, share of those without", "far/pipelined", "near/pipelined", ">=", 0.8),
+    ratio(
+        "small calls with its delay, share of those through it without", "far/pipelined", "relayed/pipelined", ">=", 0.8
     ),
-    Target(text="no-op, ratio to Ray Client", value=lambda a, b: a / b, of=("skyward/noop", "ray/noop"), limit=1),
-    Target(text="no-op, ratio to Dask Client", value=lambda a, b: a / b, of=("skyward/noop", "dask/noop"), limit=1),
-    Target(text="small calls per second", value=lambda a: a, of=("skyward/pipelined",), limit=2000, at_least=True),
-    Target(
-        text="map of tiny calls, times Ray Client's small calls",
-        value=lambda a, b: a / b,
-        of=("skyward/map", "ray/pipelined"),
-        limit=5,
-        at_least=True,
-    ),
-    Target(
-        text="map of tiny calls, times Dask Client's small calls",
-        value=lambda a, b: a / b,
-        of=("skyward/map", "dask/pipelined"),
-        limit=5,
-        at_least=True,
-    ),
-    Target(
-        text="map of tiny calls, times Ray Client's, grouped by hand",
-        value=lambda a, b: a / b,
-        of=("skyward/map", "ray/map"),
-        limit=5,
-        at_least=True,
-    ),
-    Target(
-        text="map of tiny calls, times Dask Client's, batched by hand",
-        value=lambda a, b: a / b,
-        of=("skyward/map", "dask/map"),
-        limit=5,
-        at_least=True,
-    ),
-    Target(
-        text="small calls with the relay, share of those without",
-        value=lambda a, b: a / b,
-        of=("far/pipelined", "near/pipelined"),
-        limit=0.8,
-        at_least=True,
-    ),
-    Target(
-        text="small calls with its delay, share of those through it without",
-        value=lambda a, b: a / b,
-        of=("far/pipelined", "relayed/pipelined"),
-        limit=0.8,
-        at_least=True,
-    ),
-    Target(
-        text="map with its delay, share of that through it without",
-        value=lambda a, b: a / b,
-        of=("far/map", "relayed/map"),
-        limit=0.8,
-        at_least=True,
-    ),
-    Target(
-        text="map with the relay, share of that without",
-        value=lambda a, b: a / b,
-        of=("far/map", "near/map"),
-        limit=0.8,
-        at_least=True,
-    ),
-    Target(
-        text="100 MB argument, speed as a share of ssh's own",
-        value=lambda a, b: a / b,
-        of=("ssh/upload", "array/first"),
-        limit=0.8,
-        at_least=True,
-    ),
-    Target(
-        text="... with the relay's delay",
-        value=lambda a, b: a / b,
-        of=("far/upload", "far/array"),
-        limit=0.8,
-        at_least=True,
-    ),
-    Target(
-        text="100 MB again, ms beyond a round trip",
-        value=lambda a, b: (a - b) * 1e3,
-        of=("array/again", "echo"),
-        limit=20,
-    ),
-    Target(text="bare host to first result, s", value=lambda a: a, of=("start/bare",), limit=15),
-    Target(text="ready host to first result, s", value=lambda a: a, of=("start/ready",), limit=3),
+    ratio("map with its delay, share of that through it without", "far/map", "relayed/map", ">=", 0.8),
+    ratio("map with the relay, share of that without", "far/map", "near/map", ">=", 0.8),
+    ratio("100 MB argument, speed as a share of ssh's own", "ssh/upload", "array/first", ">=", 0.8),
+    ratio("... with the relay's delay", "far/upload", "far/array", ">=", 0.8),
+    beyond("100 MB again, ms beyond a round trip", "array/again", "echo", "<=", 20),
+    plain("bare host to first result, s", "start/bare", "<=", 15),
+    plain("ready host to first result, s", "start/ready", "<=", 3),
 )
 
 
 def render(found: Findings) -> str:
     lines = [f"{'':<60}{'median':>10}{'p10':>10}{'p90':>10}{'n':>6}"]
-    for row in ROWS:
-        if values := [value * row.scale for value in found.samples.get(row.key, [])]:
+    for title, name, unit in ROWS:
+        scale = 1e3 if unit == "ms" else 1.0
+        if values := [value * scale for value in found.samples.get(name, [])]:
             numbers = (median(values), percentile(values, 0.1), percentile(values, 0.9))
             text = "".join(f"{number:>10,.0f}" if number >= 1000 else f"{number:>10.3f}" for number in numbers)
-            lines.append(f"{f'{row.title}, {row.unit}':<60}{text}{len(values):>6}")
+            lines.append(f"{f'{title}, {unit}':<60}{text}{len(values):>6}")
     return "\n".join([*lines, "", "Targets", *(target.verdict(found) for target in TARGETS)])
 
 
