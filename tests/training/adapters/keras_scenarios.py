@@ -1,6 +1,6 @@
 """Run by test_keras.py, once for each backend in a process of its own: prints what our callbacks were told, as JSON."""
 
-# ruff: noqa: E402  # the backend is chosen before Keras is imported
+# ruff: noqa: E402  # TensorFlow is put out of the way before Keras is imported
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-backend = sys.argv[1]
-os.environ["KERAS_BACKEND"] = backend
+backend = os.environ["KERAS_BACKEND"]
 if backend != "tensorflow":
     sys.modules["tensorflow"] = None  # type: ignore[assignment]  # Keras does without
 

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-# Keras 3.15 gives numpy 2 what it has given up.
-WARNINGS = ("-W", "error", "-W", "ignore:__array__ implementation:DeprecationWarning")
+from tests.training.keras_process import found_by
+
+pytestmark = pytest.mark.timeout(240)  # the first test of a backend waits for all its scenarios
 
 
 @pytest.fixture(scope="module", params=["jax", "torch", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest) -> Any:
-    script = Path(__file__).with_name("keras_scenarios.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [sys.executable, *WARNINGS, script, request.param],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = (each for each in done.stdout.splitlines() if each.startswith("FOUND "))
-    return {**json.loads(line.removeprefix("FOUND ")), "backend": request.param}
+    found, _ = found_by(Path(__file__).with_name("keras_scenarios.py"), request.param)
+    return {**found, "backend": request.param}
 
 
 def test_events_come_in_our_order(found: Any) -> None:

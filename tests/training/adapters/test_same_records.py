@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from . import same_records
+from tests.training.keras_process import found_by
 
-ROOT = Path(__file__).parents[3]
+from . import same_records
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),  # Lightning uses what torch gives up
@@ -33,19 +29,6 @@ def in_this_process(train: Callable[[Path, float], None], folder: Path) -> Found
     return found
 
 
-def kerass() -> Found:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch"}
-    command = [sys.executable, "-W", "error", "-W", "ignore:__array__ implementation:DeprecationWarning"]
-    done = subprocess.run(
-        [*command, same_records.__file__], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = (each for each in done.stdout.splitlines() if each.startswith("FOUND "))
-    found: Found = json.loads(line.removeprefix("FOUND "))
-    return found
-
-
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return in_this_process(same_records.with_our_trainer, tmp_path_factory.mktemp("ours"))
@@ -54,7 +37,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Found:
 PRODUCERS: dict[str, Callable[[Path], Found]] = {
     "hf": lambda folder: in_this_process(same_records.with_hf, folder),
     "lightning": lambda folder: in_this_process(same_records.with_lightning, folder),
-    "keras": lambda folder: kerass(),
+    "keras": lambda folder: found_by(same_records.__file__, "torch")[0],
 }
 KEPT = ("global_step", "epoch", "loss", "learning_rate", "weight_norm", "eval_loss", "train_loss")
 

@@ -1,0 +1,25 @@
+"""Keras in a process of its own: its backend is chosen once for each process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+# Keras 3.15 gives numpy 2 what it has given up.
+WARNINGS = ("-W", "error", "-W", "ignore:__array__ implementation:DeprecationWarning")
+
+
+def found_by(script: str | Path, backend: str) -> tuple[Any, str]:
+    """Runs a script that prints FOUND and JSON. Gives what it has found, and all that it has printed."""
+    chosen = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": backend}
+    command = [sys.executable, *WARNINGS, script]
+    environment = {**os.environ, **chosen}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=220, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = (each for each in done.stdout.splitlines() if each.startswith("FOUND "))
+    return json.loads(line.removeprefix("FOUND ")), done.stdout
