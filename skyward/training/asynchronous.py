@@ -19,35 +19,21 @@ been raised in place. What was queued behind it is dropped.
 
 from __future__ import annotations
 
-import atexit
-import copy
 import inspect
-import logging
-import threading
-import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from ..errors import UsageError
 from .bus import CallbackHandler, callback_name, callback_state_key, handlers_of
+from .event_copies import LIVE, event_as_it_is
 from .events import EVENTS, ErrorPolicy, Stateful, TrainerCallback
+from .handler_queue import Call, HandlerQueue
 
 __all__ = ["Asynchronous", "asynchronously"]
 
-_log = logging.getLogger(__name__)
-
-LIVE = frozenset({"model", "optimizer", "lr_scheduler", "trainer", "train_dataloader", "eval_dataloader"})
-"""What an event gives that training goes on changing, or that belongs to its thread."""
 ENDS = frozenset({"on_init_end", "on_train_begin", "on_train_end"})
 ANSWERS = frozenset({"on_log_step"})
-IDLE_S = 2.0
-"""After so long without an event its thread ends; the next event starts another."""
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def asynchronously(
@@ -117,7 +103,7 @@ class Asynchronous(TrainerCallback):
         self.on_error = on_error or own
         self.runs_on = getattr(callback, "runs_on", "every_rank")
         self.collective_events = frozenset(getattr(callback, "collective_events", ()))
-        self._queue = _Queue(callback_name(callback), max_pending, timeout_s)
+        self._queue = HandlerQueue(callback_name(callback), max_pending, timeout_s)
         self._is_over = False
         handlers = handlers_of(callback)
         rules = {event: self._why_in_place(event, handler, in_place) for event, handler in handlers.items()}
@@ -188,10 +174,10 @@ class Asynchronous(TrainerCallback):
         self._surface()
         if self._is_over:
             return
-        taken = _as_it_is(context)
+        taken = event_as_it_is(context)
         step = getattr(taken.get("state"), "global_step", None)
         where = f"{self.name}.{event}" if step is None else f"{self.name}.{event} of step {step}"
-        self._queue.put(_Call(where=where, handler=handler, context=taken))
+        self._queue.put(Call(where=where, handler=handler, context=taken))
 
     def _at_once(self, event: str, handler: Callable[..., Any], **context: Any) -> Any:
         if event == "on_train_begin":
@@ -219,229 +205,3 @@ class Asynchronous(TrainerCallback):
 
 def _again(callback: object, chosen: Mapping[str, Any]) -> Asynchronous:
     return Asynchronous(callback, **chosen)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Call:
-    where: str
-    handler: Callable[..., Any]
-    context: dict[str, Any]
-
-
-class _Queue:
-    """Calls, one after another, on a thread that lives while there are any, and a little longer."""
-
-    def __init__(self, name: str, most: int, timeout_s: float) -> None:
-        self._name, self._most, self._timeout_s = name, most, timeout_s
-        self._changed = threading.Condition()
-        self._calls: deque[_Call] = deque()
-        self._running: _Call | None = None
-        self._thread: threading.Thread | None = None
-        self._is_ending = False
-        self._error: Exception | None = None
-
-    @property
-    def pending(self) -> int:
-        with self._changed:
-            return len(self._calls) + (self._running is not None)
-
-    def put(self, call: _Call) -> None:
-        """Waits while there are too many. Nothing is taken while an error has not been."""
-        with self._changed:
-            self._wait_for(lambda: len(self._calls) < self._most)
-            if self._error is not None:
-                return
-            self._calls.append(call)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"callback {self._name}", daemon=True)
-                self._thread.start()
-                _finish_at_exit(self)
-            self._changed.notify_all()
-
-    def drain(self) -> None:
-        """Returns when all is handled, or a call has failed."""
-        with self._changed:
-            self._wait_for(lambda: not self._calls and self._running is None)
-
-    def finish(self) -> None:
-        """As `drain`; no thread is left, but for one that hangs."""
-        self.drain()
-        with self._changed:
-            thread, self._is_ending = self._thread, True
-            self._changed.notify_all()
-        if thread is not None and self._running is None:
-            thread.join()
-        self._is_ending = False
-
-    def take_error(self) -> Exception | None:
-        """What a call has raised; once."""
-        if self._error is None:
-            return None
-        with self._changed:
-            error, self._error = self._error, None
-            return error
-
-    def _wait_for(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        while not condition() and self._error is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self._calls.clear()
-                where = self._running.where if self._running is not None else self._name
-                self._error = TimeoutError(
-                    f"{where} has not ended for {self._timeout_s:g} s, on its thread beside training; what was queued "
-                    "behind it is dropped (asynchronously(timeout_s=...))"
-                )
-                return
-            self._changed.wait(left)
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                if not self._calls and not self._is_ending:
-                    self._changed.wait(IDLE_S)
-                if not self._calls:
-                    self._thread = None
-                    return
-                call = self._running = self._calls.popleft()
-                self._changed.notify_all()
-            error = _error_of(call)
-            with self._changed:
-                self._running = None
-                if error is not None and self._error is None:
-                    self._error = error
-                    self._calls.clear()
-                self._changed.notify_all()
-            del call, error  # or they would live as long as the thread is idle
-
-
-def _error_of(call: _Call) -> Exception | None:
-    control = call.context.get("control")
-    before = dict(vars(control)) if control is not None else {}
-    try:
-        answer = call.handler(**call.context)
-        if answer is not None and answer is not control:
-            raise _refused(call, "returns an answer")
-        if control is not None and vars(control) != before:
-            raise _refused(call, "changes control")
-    except Exception as error:
-        error.add_note(f"raised beside training, in {call.where}")
-        return error
-    return None
-
-
-def _refused(call: _Call, what: str) -> UsageError:
-    event = call.where.partition(" ")[0].rpartition(".")[2]
-    return UsageError(
-        f"{call.where} {what}; beside training it would come at a step that nobody can tell: give it "
-        f"asynchronously(..., in_place=({event!r},)), or do not make it asynchronous"
-    )
-
-
-# What a handler is given --------------------------------------------------------------------------------------------
-
-
-def _as_it_is(context: Mapping[str, Any]) -> dict[str, Any]:
-    """What an event gives, as it is now."""
-    taken: dict[str, Any] = {}
-    for name, value in context.items():
-        if name in LIVE:
-            taken[name] = None if value is None else _Elsewhere(name)
-        elif name == "state":
-            taken[name] = _state(value)
-        elif name == "control":
-            taken[name] = copy.copy(value)
-        elif name == "ranks":
-            taken[name] = value if value.world_size == 1 else _Rank(value)
-        elif isinstance(value, dict | list | tuple):
-            taken[name] = _copied(value)
-        else:
-            taken[name] = value
-    return taken
-
-
-def _state(state: Any) -> Any:
-    """A copy. Its log history is long, and only ever the last record of it is added to."""
-    if state is None:
-        return None
-    taken = copy.copy(state)
-    for name, value in vars(taken).items():
-        if name == "log_history" and value:
-            setattr(taken, name, [*value[:-1], dict(value[-1])])
-        elif isinstance(value, dict | list):
-            setattr(taken, name, _copied(value))
-    return taken
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copied(each) for each in value)
-    if callable(getattr(value, "detach", None)) and callable(getattr(value, "clone", None)):
-        return value.detach().clone()  # a tensor within a graph cannot be deep-copied
-    return copy.deepcopy(value)
-
-
-class _Elsewhere:
-    """Stands for what only the training thread may use."""
-
-    def __init__(self, name: str) -> None:
-        self.__dict__["_name"] = name
-
-    def __repr__(self) -> str:
-        return f"<{self._name}, which the training thread has>"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse()
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise UsageError(
-            f"{self._name} was used beside training, which changes it meanwhile: name {self._name} as a parameter of "
-            "the handler, and it runs in place"
-        )
-
-
-class _Rank:
-    """Who this rank is; it talks to no other from here."""
-
-    def __init__(self, ranks: Any) -> None:
-        self.rank, self.world_size, self.local_rank = ranks.rank, ranks.world_size, ranks.local_rank
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise UsageError(
-            f"ranks.{name} was used beside training, where other ranks do not wait for it: name the event in the "
-            "callback's collective_events, and its handler runs in place"
-        )
-
-
-# At the end of the process ------------------------------------------------------------------------------------------
-
-_living: weakref.WeakSet[_Queue] = weakref.WeakSet()
-_is_registered = False
-
-
-def _finish_at_exit(queue: _Queue) -> None:
-    """Their threads are daemons, which an interpreter that ends cuts off: what was told before is handled first."""
-    global _is_registered
-    _living.add(queue)
-    if not _is_registered:
-        _is_registered = True
-        atexit.register(_finish_all)
-
-
-def _finish_all() -> None:
-    for queue in list(_living):
-        queue.drain()
-        error = queue.take_error()
-        if error is not None:
-            _log.warning("a callback beside training failed after its run", exc_info=error)
