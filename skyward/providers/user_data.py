@@ -17,7 +17,8 @@ PREEMPTED_FILE = "/run/skyward/preempted"
 
 # The age of the file is not computed from its time stamp, which is of a clock that may be set: the loop notices THAT
 # the stamp changed, and counts from then by uptime. The first lease starts with the loop, so the grace of the boot is
-# one lease. `poweroff -f` twice over: a system whose service manager hangs is ended too.
+# one lease. Three ways to the end, and none waits for another: a service manager may hang, and on a disk that hangs
+# neither sync returns nor poweroff, which syncs too.
 _WATCHDOG = """\
 #!/bin/sh
 lease_s=$1
@@ -31,8 +32,8 @@ while sleep 2; do
     if [ "$new" != "$stamp" ]; then stamp=$new; last=$now; fi
     if [ $((now - last)) -gt "$lease_s" ]; then
         echo "skyward: no contact for $lease_s s, powering off" >/dev/console 2>/dev/null
-        sync
-        (sleep 30; poweroff -f; sleep 5; echo o >/proc/sysrq-trigger) &
+        (sleep 30; poweroff -f & sleep 15; echo o >/proc/sysrq-trigger) &
+        sync &
         systemctl poweroff 2>/dev/null || poweroff
         sleep 60
     fi
