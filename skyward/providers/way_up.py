@@ -37,6 +37,8 @@ __all__ = ["Node", "Orders", "Place", "WayUp", "end_agent", "python_line"]
 
 _AGENT_LIMIT_S = 60.0
 _END_LIMIT_S = 20.0
+_WATCHDOG_LIMIT_S = 180.0
+"""Cloud-init runs user data last of all: that may be a minute or two after sshd answers."""
 _LOSSES = 5
 """So many times the connection may be lost on the way before the node is given up."""
 _FIRST_PAUSE_S = 0.2
@@ -233,7 +235,10 @@ class WayUp:
         """A machine that would not end by itself is not used. sshd may answer before its user data has run."""
         if not self._orders.lease_file:
             return
-        there, limit_s = f"[ -e {shlex.quote(self._orders.lease_file)} ]", math.ceil(self._orders.connect_s)
+        there, limit_s = (
+            f"[ -e {shlex.quote(self._orders.lease_file)} ]",
+            math.ceil(min(self._orders.connect_s, _WATCHDOG_LIMIT_S)),
+        )
         if run(there, timeout_s=_END_LIMIT_S).code == 0:
             return
         with self._phase("user data", "its lease's watchdog"):
