@@ -27,6 +27,8 @@ __all__ = ["ROOT", "RUN", "Bed", "ip", "pids_in", "run", "started", "take_down",
 RUN = Path("/run/skyward-tests")
 ROOT = Path(__file__).parent.parent.parent
 _HIGHEST = 99
+_INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
+_INOTIFY_INSTANCES = 4096
 
 
 class Bed:
@@ -65,6 +67,7 @@ class Bed:
         raise RuntimeError(f"all {_HIGHEST} beds under {RUN} are in use")
 
     def _open(self, lock: int) -> None:
+        _allow_many_hosts()
         self._reaper = subprocess.Popen(
             [sys.executable, "-m", "tests.hosts.reaper", str(self.number), str(os.getpid())],
             cwd=ROOT,
@@ -107,6 +110,15 @@ class Bed:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _allow_many_hosts() -> None:
+    """The systemd of each host takes seven of the 128 inotify instances that root has by default, together with all
+    other hosts; one that gets none boots for ever, without sshd. It stays raised until the machine's next boot.
+    """
+    with suppress(OSError):  # read-only in some containers
+        if int(_INOTIFY.read_text()) < _INOTIFY_INSTANCES:
+            _INOTIFY.write_text(f"{_INOTIFY_INSTANCES}\n")
 
 
 @contextmanager
