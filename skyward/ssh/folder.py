@@ -67,9 +67,11 @@ def collect_garbage(root: str = "") -> list[str]:
     for name in os.listdir(root):
         path = os.path.join(root, name)
         with contextlib.suppress(OSError):
-            is_used = any(file.endswith(".sock") for file in os.listdir(path)) or _has_owner(path)
+            # Not by its socket: that of a process that was killed stays.
+            is_used = _has_owner(path) or _is_of(path, _recorded(path))
             if not is_used and now - os.stat(path).st_mtime > _OLD_S:
-                shutil.rmtree(path, ignore_errors=True)
+                with locked(path, timeout_s=0):  # else a keeper is making it anew
+                    shutil.rmtree(path, ignore_errors=True)
                 found.append(path)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.ssh.folder import close_folder, locked, make_folder, record_process
+from skyward.ssh.folder import close_folder, collect_garbage, locked, make_folder, record_process
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -71,3 +73,24 @@ def test_a_process_that_does_not_tidy_up_is_gone_when_closing_returns(folder: st
     close_folder(folder, lambda: 0)
     reaping.join(5)
     assert not reaping.is_alive()
+
+
+def test_what_a_killed_connection_left_is_removed_and_what_is_used_stays(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["sleep", "60"])
+    gone.kill()
+    gone.wait()
+    alive = holder(str(tmp_path / "held"))
+    until(lambda: b"held" in Path(f"/proc/{alive.pid}/cmdline").read_bytes())  # for a moment it has none
+    for name, owner, process in (("left", gone, gone), ("held", gone, alive), ("owned", alive, gone)):
+        made = tmp_path / name
+        made.mkdir()
+        (made / "m.sock").touch()  # that of a process that was killed stays
+        (made / "owner").write_text(str(owner.pid))
+        (made / "pid").write_text(str(process.pid))
+        os.utime(made, (0, 0))
+    try:
+        assert collect_garbage(str(tmp_path)) == [str(tmp_path / "left")]
+        assert sorted(os.listdir(tmp_path)) == ["held", "owned"]
+    finally:
+        alive.kill()
+        alive.wait()
