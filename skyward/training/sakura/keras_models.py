@@ -1,0 +1,73 @@
+"""What is done with Keras's models that are not the one that trains: scoring on workers, loading and saving weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError
+from .keras_monitors import load_weights_anywhere
+
+__all__ = ["KerasSave", "KerasScore", "load_keras"]
+
+
+class KerasScore:
+    """A user's `val_fn`, as workers call it: with a word about the commonest mistake."""
+
+    def __init__(self, val_fn: Callable[[Any, Any], Any]) -> None:
+        self.val_fn = val_fn
+
+    def __call__(self, model: Any, payload: Any) -> Any:
+        """Raises: UsageError where the model would have to be compiled; what `val_fn` raises."""
+        try:
+            return self.val_fn(model, payload)
+        except Exception as error:
+            # Keras says so by itself in some of its backends; others miss an attribute that compile() sets.
+            if getattr(model, "compiled", True) or not (isinstance(error, AttributeError) or "compil" in str(error)):
+                raise
+            raise UsageError(
+                "model_factory: the model that it makes is not compiled, which what val_fn calls needs (evaluate, "
+                f"test_on_batch): call model.compile(loss=..., metrics=...) in the factory ({error})"
+            ) from error
+
+
+class KerasSave:
+    """Writes weights as Keras reads them. model: of the same architecture, and used for nothing else."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, weights: Any, path: Path) -> None:
+        """By the end of its name: a whole model (.keras), weights (.h5), or arrays by number (.npz)."""
+        if path.suffix == ".npz":
+            import numpy as np
+
+            load_keras(self._model, weights)
+            np.savez(path, **{str(at): each for at, each in enumerate(self._model.get_weights())})
+            return
+        load_keras(self._model, weights)
+        if path.suffix == ".keras":
+            self._model.save(path)
+            return
+        written = path.with_name(f"{path.name}.weights.h5")  # the only end that Keras takes
+        self._model.save_weights(written)
+        os.replace(written, path)
+
+
+def load_keras(model: Any, weights: Any) -> None:
+    """Puts weights into the model of a factory. Raises: UsageError where it is another architecture."""
+    own = [tuple(each.shape) for each in model.weights]
+    shapes = [tuple(each.shape) for each in weights]
+    if own == shapes:
+        load_weights_anywhere(model, weights)
+        return
+    if not own:
+        raise UsageError(
+            "model_factory: the model that it makes has no weights yet; begin it with keras.Input(shape), or call "
+            "model.build(shape) in the factory"
+        )
+    at = next((at for at, (one, other) in enumerate(zip(own, shapes, strict=False)) if one != other), None)
+    differs = f"{len(own)} weights, not {len(shapes)}" if at is None else f"{own[at]} for weight {at}, not {shapes[at]}"
+    raise UsageError(f"model_factory: the model that it makes is not the one that trains: it has {differs}")
