@@ -518,6 +518,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def sent(self) -> list[int]:
         return [number for number, task in self.tasks.items() if task.node is not None]
 
+    def end_calls_of(self, parent: int) -> None:
+        """As an agent takes back what a process that died had called; the newest first."""
+        for number in sorted((n for n, task in self.tasks.items() if task.parent == parent), reverse=True):
+            self.end_calls_of(number)
+            call = self.tasks[number]
+            if call.is_cancelled:
+                continue
+            assert self.scheduler.cancel(number) == call.node
+            if call.node is None:
+                del self.tasks[number]
+            else:
+                call.is_cancelled = True
+
     # What may happen ------------------------------------------------------------------------------------------------
 
     @rule(data=st.data(), retries=st.integers(0, 2), in_advance=st.booleans())
@@ -555,9 +568,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.perform(self.scheduler.finished(number, elapsed_ns))
 
     @precondition(lambda self: self.sent())
-    @rule(data=st.data())
-    def lose_slot(self, data: st.DataObject) -> None:
-        """Its process died while it ran; a cancelled one is finished then."""
+    @rule(data=st.data(), calls_first=st.booleans())
+    def lose_slot(self, data: st.DataObject, calls_first: bool) -> None:
+        """Its process died while it ran; a cancelled one is finished then. Whether the end of its calls is told first
+        is chance.
+        """
         number = data.draw(st.sampled_from(self.sent()))
         task = self.tasks[number]
         if task.is_cancelled:
@@ -568,7 +583,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.forget_sent(number)
         task.runs += 1
         task.was_returned = True
+        if calls_first:
+            self.end_calls_of(number)
         self.perform(self.scheduler.lost(number, started=True))
+        self.end_calls_of(number)
 
     @precondition(lambda self: any(t.is_recalled for t in self.tasks.values()))
     @rule(data=st.data())
@@ -609,7 +627,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def lose_node(self, data: st.DataObject, will_return: bool) -> None:
         number = data.draw(st.sampled_from([n for n, node in self.nodes.items() if node.is_up]))
         node = self.nodes[number]
-        for task in sorted(node.tasks):
+        lost = sorted(node.tasks)
+        for task in lost:
             known = self.tasks[task]
             self.forget_sent(task)
             if known.is_cancelled:
@@ -625,6 +644,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not will_return:
             del self.nodes[number]
         self.perform(self.scheduler.node_lost(number, will_return=will_return))
+        for task in lost:
+            self.end_calls_of(task)
 
     @precondition(lambda self: any(not n.is_up for n in self.nodes.values()))
     @rule(data=st.data(), slots=st.integers(1, 3))
