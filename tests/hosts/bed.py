@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.hosts.cgroups import remove
 from tests.waiting import until
 
 __all__ = ["ROOT", "RUN", "Bed", "ip", "pids_in", "run", "started", "take_down", "tidied"]
@@ -159,6 +160,7 @@ def take_down(number: int) -> None:
     for left in Path("/run/systemd/nspawn/propagate").glob(f"{bed.name}-*"):
         with suppress(OSError):
             left.rmdir()
+    remove(f"{bed.name}-*")
     shutil.rmtree(bed.folder, ignore_errors=True)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from tests.hosts.base import USERS, base, clock_library
 from tests.hosts.bed import Bed, ip, pids_in, run, started
+from tests.hosts.cgroups import entering, remove
 from tests.waiting import until
 
 __all__ = ["Host", "Process"]
@@ -95,7 +96,8 @@ class Host:
         self._set_boot_delay(ssh_after_s)
         self._make_network()
         self._begun = time.monotonic()
-        command = ["systemd-nspawn", "-q", "-D", str(self._root), "--boot", "--register=no", "--keep-unit"]
+        command = entering(self.machine)
+        command += ["systemd-nspawn", "-q", "-D", str(self._root), "--boot", "--register=no", "--keep-unit"]
         command += [f"--machine={self.machine}", f"--hostname={self.name}", "--console=pipe", "--resolv-conf=off"]
         command += [f"--network-namespace-path=/run/netns/{self.machine}", "--link-journal=no", "--timezone=off"]
         with open(self.folder / "console", "ab") as console:
@@ -164,6 +166,7 @@ class Host:
             _write_books(self.bed)
         with suppress(OSError):
             Path(f"/run/systemd/nspawn/propagate/{self.machine}").rmdir()
+        remove(self.machine)
 
     def console(self) -> str:
         """What it printed on its console, over all its boots."""

@@ -1,0 +1,47 @@
+"""A host has control groups of its own. systemd-nspawn puts a system below the group that it was started in; hosts that
+share one remove each other's while they boot, and then a unit fails, or sshd never comes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["entering", "remove"]
+
+_ROOT = Path("/sys/fs/cgroup")
+_NAME = "skyward-tests"
+# `systemd-nspawn` takes the pid of the shell, and so its groups.
+_ENTER = 'for group in $1; do echo $$ >"$group/cgroup.procs"; done; shift; exec "$@"'
+
+
+def entering(machine: str) -> list[str]:
+    """What to put in front of the command that starts it. Nothing where no groups can be made."""
+    remove(machine)
+    made = []
+    for hierarchy in _hierarchies():
+        with suppress(OSError):
+            group = hierarchy / _NAME / machine
+            group.mkdir(parents=True, exist_ok=True)
+            made.append(str(group))
+    return ["sh", "-c", _ENTER, "sh", " ".join(made)] if made else []
+
+
+def remove(pattern: str) -> None:
+    """Those of the machines that match, where nothing runs any more."""
+    for hierarchy in _hierarchies():
+        for group in (hierarchy / _NAME).glob(pattern):
+            for folder, _, _ in os.walk(group, topdown=False):
+                with suppress(OSError):
+                    os.rmdir(folder)
+        with suppress(OSError):  # others are there
+            (hierarchy / _NAME).rmdir()
+
+
+def _hierarchies() -> Iterator[Path]:
+    """Those that systemd keeps its units in: of version 2, or its own of version 1, or both."""
+    for folder in (_ROOT, _ROOT / "unified", _ROOT / "systemd"):
+        if (folder / "cgroup.procs").exists():
+            yield folder
