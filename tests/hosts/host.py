@@ -141,6 +141,7 @@ class Host:
         if self.is_on:
             with suppress(ProcessLookupError):
                 os.kill(self._init(), signal.SIGKILL)
+            until(self._has_lost_power, within_s=60)
         self.wait_off()
 
     @property
@@ -347,6 +348,14 @@ class Host:
         found: list[str] = []
         until(lambda: found.extend(children.read_text().split()) or found, within_s=10)  # type: ignore[func-returns-value]
         return int(found[0])
+
+    def _has_lost_power(self) -> bool:
+        """While it was being started, the child that was killed may not have been its systemd yet."""
+        with suppress(OSError):
+            children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
+            for pid in (*map(int, children), *pids_in(self.machine)):
+                os.kill(pid, signal.SIGKILL)
+        return not self.is_on
 
     def make(self) -> None:
         """Give it its disk, before its first boot. Idempotent; `start` does it too."""
