@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -34,6 +35,10 @@ __all__ = [
     "relay",
     "torch_index",
 ]
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a script: tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
