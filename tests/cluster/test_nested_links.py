@@ -88,4 +88,4 @@ def test_large_arguments_hold_up_nothing_else_on_the_way(tmp_path: Path) -> None
         size, longest = (sky.compute(parent)() > pool.node(0)).result(timeout=100)
         assert size == 8_000_000
         assert longest < 5
-        assert len(lines_of(tmp_path / "beside")) > 3
+        assert len(lines_of(tmp_path / "beside")) > 1, "the first of them ended while the large one was on its way"
