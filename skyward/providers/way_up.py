@@ -235,10 +235,8 @@ class WayUp:
         """A machine that would not end by itself is not used. sshd may answer before its user data has run."""
         if not self._orders.lease_file:
             return
-        there, limit_s = (
-            f"[ -e {shlex.quote(self._orders.lease_file)} ]",
-            math.ceil(min(self._orders.connect_s, _WATCHDOG_LIMIT_S)),
-        )
+        there = f"[ -e {shlex.quote(self._orders.lease_file)} ]"
+        limit_s = math.ceil(min(self._orders.connect_s, _WATCHDOG_LIMIT_S))
         if run(there, timeout_s=_END_LIMIT_S).code == 0:
             return
         with self._phase("user data", "its lease's watchdog"):

@@ -15,7 +15,7 @@ from ..agree import Ranks
 from .batches import MicroBatch
 from .stream import Stream
 
-__all__ = ["Evaluated", "evaluate", "evaluating", "loss_in", "outputs_without_loss", "plain"]
+__all__ = ["Evaluated", "evaluate", "evaluating", "loss_in", "named_in", "outputs_without_loss", "plain"]
 
 Step = Callable[[Any], tuple[torch.Tensor | None, Any, Any]]
 
@@ -96,14 +96,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def loss_in(outputs: Any) -> torch.Tensor | None:
     """The loss in what a model gives, if there is one."""
-    found: Any = outputs
-    if isinstance(outputs, Mapping):
-        found = outputs.get("loss")
-    elif hasattr(outputs, "loss"):
-        found = outputs.loss
-    elif isinstance(outputs, list | tuple) and outputs:
-        found = outputs[0]
+    found = named_in(outputs, "loss")
     return found if isinstance(found, torch.Tensor) and found.ndim == 0 else None
+
+
+def named_in(outputs: Any, name: str) -> Any:
+    """What a model gives under this name; else the first of several, or what it gives."""
+    if isinstance(outputs, Mapping):
+        return outputs.get(name)
+    if hasattr(outputs, name):
+        return getattr(outputs, name)
+    return outputs[0] if isinstance(outputs, list | tuple) and outputs else outputs
 
 
 def outputs_without_loss(outputs: Any, ignored: tuple[str, ...]) -> Any:

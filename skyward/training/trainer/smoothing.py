@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 
 from ...errors import UsageError
 from ..arguments import TrainingArguments
+from .evaluation import named_in
 from .loss import IGNORED
 
 __all__ = ["smoothed", "smoothing_of"]
@@ -59,11 +59,5 @@ def smoothed(
 
 
 def _logits_in(outputs: Any) -> torch.Tensor | None:
-    found: Any = outputs
-    if isinstance(outputs, Mapping):
-        found = outputs.get("logits")
-    elif hasattr(outputs, "logits"):
-        found = outputs.logits
-    elif isinstance(outputs, list | tuple) and outputs:
-        found = outputs[0]
+    found = named_in(outputs, "logits")
     return found if isinstance(found, torch.Tensor) and found.ndim > 1 else None
