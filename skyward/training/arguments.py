@@ -5,6 +5,7 @@ No framework is imported here. Where ours differ from Hugging Face's of the same
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -17,6 +18,8 @@ from .legal_arguments import CHOICES, RULES, types_of
 from .optimizer_options import options_of
 
 __all__ = ["DDPTrainingArguments", "TrainingArguments"]
+
+_NOT_IN_DIGEST = frozenset({"output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "disable_tqdm"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +247,13 @@ class TrainingArguments:
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in self.to_dict().items()
         }
+
+    def digest(self) -> str:
+        """Hash of the settings that change what a run computes: its paths and names are left out. It is the
+        `training_args_hash` of checkpoints, so two of one run have the same.
+        """
+        settings = {name: value for name, value in self.to_dict().items() if name not in _NOT_IN_DIGEST}
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 
     def warmup_steps_of(self, max_steps: int) -> int:
         """How many of `max_steps` steps the learning rate rises."""

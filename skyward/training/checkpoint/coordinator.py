@@ -15,15 +15,13 @@ from .commit import sweep
 from .folders import folder_at
 from .layout import checkpoints_in, latest_checkpoint, name_of
 from .loading import LoadReport, LoadRequest, Resharder, perform_load
+from .manifest import manifest_fields
 from .patterns import SharingPattern, StateComponent
 from .saving import SaveRequest, perform_save, states_of, states_to_keep
 from .topology import ranks_of_groups
 from .verdicts import together
 
 __all__ = ["CheckpointCoordinator", "LoadReport", "components_of", "process_groups_of"]
-
-_FIELDS = ("step", "epoch", "training_args_hash")
-"""Of `metadata`, those that the manifest has as fields."""
 
 _log = logging.getLogger(__name__)
 
@@ -204,11 +202,9 @@ class CheckpointCoordinator:
         name = places[0][1]
         parent = places[self._ranks.rank if self.on_each_node else 0][0]
         everything = {**self.metadata, **(metadata or {})}
-        about: dict[str, Any] = {each: everything[each] for each in _FIELDS if each in everything}
         text = name.removeprefix(name_of(""))
-        if "step" not in about and text.isdigit():
-            about["step"] = int(text)
-        rest = {name: value for name, value in everything.items() if name not in _FIELDS}
+        if "step" not in everything and text.isdigit():
+            everything["step"] = int(text)
         return SaveRequest(
             components=self.state_components,
             groups=self._groups,
@@ -216,7 +212,7 @@ class CheckpointCoordinator:
             name=name,
             compare_all=compare_all,
             on_each_node=self.on_each_node,
-            about={**about, "metadata": rest},
+            about=manifest_fields(everything),
         )
 
     def _place(self, path: str | os.PathLike[str] | None, checkpoint_id: str | int | None) -> tuple[str, str]:

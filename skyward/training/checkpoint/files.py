@@ -13,7 +13,8 @@ from .background import BackgroundSaves
 from .commit import sweep
 from .folders import folder_at
 from .layout import checkpoints_in, name_of
-from .loading import LoadRequest, Resharder, perform_load
+from .loading import LoadReport, LoadRequest, Resharder, perform_load
+from .manifest import manifest_fields
 from .patterns import StateComponent
 from .retention import prune
 from .saving import SaveRequest, perform_save, states_of, states_to_keep
@@ -29,16 +30,27 @@ class Checkpoints(Protocol):
     """Where a run's states go. Methods that say so are collective: all ranks call them, in one order."""
 
     def save(
-        self, step: int, components: Sequence[StateComponent], *, process_groups: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        components: Sequence[StateComponent],
+        *,
+        process_groups: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> str:
         """Keeps them as the checkpoint of `step`, in place of one that is there. Collective. Gives its path.
 
-        process_groups: those that components name, as `CheckpointCoordinator` takes them.
+        process_groups: those that components name; metadata: of the manifest; both as `CheckpointCoordinator` takes
+        them.
         Raises: on every rank, if one fails; then what was there before is still there.
         """
 
     def save_async(
-        self, step: int, components: Sequence[StateComponent], *, process_groups: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        components: Sequence[StateComponent],
+        *,
+        process_groups: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """As `save`, but returns when the states are copied; they are written behind the caller. Waits for the save
         before it. Raises: what that has; its own error is raised by the next call, `poll` or `wait`.
@@ -57,13 +69,14 @@ class Checkpoints(Protocol):
         path: str,
         components: Sequence[StateComponent],
         *,
+        strict: bool = True,
         only: Collection[str] | None = None,
         process_groups: Mapping[str, Any] | None = None,
         resharders: Mapping[str, Resharder] | None = None,
-    ) -> None:
-        """Loads the states of a checkpoint into the components, or into those with the keys `only`. Collective.
+    ) -> LoadReport:
+        """Load the states of a checkpoint into the components, or into those with the keys `only`. Collective.
 
-        resharders: as `CheckpointCoordinator.load_checkpoint` takes them.
+        strict, resharders: as `CheckpointCoordinator.load_checkpoint` takes them.
         """
 
     def latest(self) -> str | None:
@@ -90,17 +103,28 @@ class FileCheckpoints:
         self._saves: BackgroundSaves | None = None
 
     def save(
-        self, step: int, components: Sequence[StateComponent], *, process_groups: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        components: Sequence[StateComponent],
+        *,
+        process_groups: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> str:
         self.wait()
-        return perform_save(self._ranks, self._request(step, components, process_groups), lambda: states_of(components))
+        request = self._request(step, components, process_groups, metadata)
+        return perform_save(self._ranks, request, lambda: states_of(components))
 
     def save_async(
-        self, step: int, components: Sequence[StateComponent], *, process_groups: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        components: Sequence[StateComponent],
+        *,
+        process_groups: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         if self._saves is None:
             self._saves = BackgroundSaves(self._ranks)
-        request = self._request(step, components, process_groups)
+        request = self._request(step, components, process_groups, metadata)
         self._saves.start(request, lambda: states_to_keep(self._ranks, request))
 
     def poll(self) -> str | None:
@@ -114,14 +138,17 @@ class FileCheckpoints:
         path: str,
         components: Sequence[StateComponent],
         *,
+        strict: bool = True,
         only: Collection[str] | None = None,
         process_groups: Mapping[str, Any] | None = None,
         resharders: Mapping[str, Resharder] | None = None,
-    ) -> None:
+    ) -> LoadReport:
         self.wait()
         groups = ranks_of_groups(process_groups or {}, self._ranks.rank)
-        request = LoadRequest(components=components, groups=groups, only=only, resharders=resharders or {})
-        perform_load(self._ranks, request, path)
+        request = LoadRequest(
+            components=components, groups=groups, strict=strict, only=only, resharders=resharders or {}
+        )
+        return perform_load(self._ranks, request, path)
 
     def latest(self) -> str | None:
         found = together(self._ranks, "looking for checkpoints", self._all, failure=CheckpointError)
@@ -143,7 +170,11 @@ class FileCheckpoints:
                 _log.info("%s: cleared %s, which an interrupted save had left", self.folder, name)
 
     def _request(
-        self, step: int, components: Sequence[StateComponent], process_groups: Mapping[str, Any] | None
+        self,
+        step: int,
+        components: Sequence[StateComponent],
+        process_groups: Mapping[str, Any] | None,
+        metadata: Mapping[str, Any] | None,
     ) -> SaveRequest:
         return SaveRequest(
             components=components,
@@ -151,7 +182,7 @@ class FileCheckpoints:
             parent=self.folder,
             name=name_of(step),
             on_each_node=self._on_each_node,
-            about={"step": step},
+            about=manifest_fields({"step": step, **(metadata or {})}),
         )
 
     def _all(self) -> dict[str, str]:

@@ -12,10 +12,11 @@ from typing import Any
 
 from ...errors import CheckpointCorrupt
 
-__all__ = ["FORMAT_VERSION", "MANIFEST", "ComponentEntry", "FileEntry", "Manifest"]
+__all__ = ["FORMAT_VERSION", "MANIFEST", "ComponentEntry", "FileEntry", "Manifest", "manifest_fields"]
 
 MANIFEST = "checkpoint_manifest.json"
 FORMAT_VERSION = 2
+_ABOUT_A_SAVE = ("step", "epoch", "training_args_hash")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,14 @@ class Manifest:
                 path=where,
             )
         return made
+
+
+def manifest_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Sort what a save is given about itself: `step`, `epoch` and `training_args_hash` are fields of a `Manifest`, the
+    rest is its `metadata`.
+    """
+    own = {name: metadata[name] for name in _ABOUT_A_SAVE if name in metadata}
+    return {**own, "metadata": {name: value for name, value in metadata.items() if name not in own}}
 
 
 def _made(kind: Any, raw: Mapping[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -115,7 +115,12 @@ class Checkpointing(Assembly):
             state.best_model_checkpoint = os.path.join(str(self.args.output_dir), f"checkpoint-{step}")
         components = self.get_state_components(for_saving=True)
         best = state.best_model_checkpoint
-        self._tell_of(self._saves.begin(step, components, groups=self.get_process_groups(), best=best))
+        about = {
+            "epoch": state.epoch,
+            "training_args_hash": self.args.digest(),
+            "metrics": metrics_at(step, state.log_history),
+        }
+        self._tell_of(self._saves.begin(step, components, groups=self.get_process_groups(), best=best, about=about))
 
     def _tell_of(self, saved: Saved | None) -> None:
         """A checkpoint is durable, if there is one: only now may older ones go."""
@@ -140,3 +145,16 @@ class Checkpointing(Assembly):
         self._tell_of(self._saves.wait(self._termination.left_s))
         self._agree()
         raise RunTerminated(self.checkpoints.path_of(step))
+
+
+def metrics_at(step: int, history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The losses and evaluations that were logged at `step`. How fast they were says nothing of a checkpoint."""
+    return {
+        name: value
+        for entry in history
+        if entry.get("step") == step
+        for name, value in entry.items()
+        if (name == "loss" or name.startswith("eval_"))
+        and isinstance(value, int | float)
+        and not name.endswith(("_runtime", "_per_second"))
+    }

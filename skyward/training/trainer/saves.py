@@ -55,18 +55,25 @@ class Saves:
         return self.is_pending and not is_needed and self._args.save_on_busy == "skip"
 
     def begin(
-        self, step: int, components: Sequence[StateComponent], *, groups: Mapping[str, Any], best: str | None
+        self,
+        step: int,
+        components: Sequence[StateComponent],
+        *,
+        groups: Mapping[str, Any],
+        best: str | None,
+        about: Mapping[str, Any],
     ) -> Saved | None:
-        """Saves. With `async_save` it returns None when the states are copied. No save may be pending.
+        """Save. With `async_save` it returns None when the states are copied. No save may be pending.
 
+        about: fields of the manifest.
         Raises: what the save raises; of one that is written behind training, `poll` and `wait` do.
         """
         assert self._pending is None
         if not self._args.async_save:
-            path = self._checkpoints.save(step, components, process_groups=groups)
+            path = self._checkpoints.save(step, components, process_groups=groups, metadata=about)
             self.begun_at = step
             return Saved(path=path, step=step, best=best)
-        self._checkpoints.save_async(step, components, process_groups=groups)
+        self._checkpoints.save_async(step, components, process_groups=groups, metadata=about)
         self.begun_at, self._pending = step, (step, best)
         return None
 

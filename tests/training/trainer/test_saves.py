@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from skyward.cli import main
 from skyward.errors import CheckpointSaveFailed, UsageError
 from skyward.topology import InstanceInfo
 from skyward.training import SharingPattern, StateComponent, Trainer, TrainingArguments
-from skyward.training.checkpoint import RunTerminated, checkpoints_in, problems
+from skyward.training.checkpoint import RunTerminated, best_of, checkpoints_in, problems
 from tests.training.checkpoint.crew import Said, error_of, run_cases
 from tests.training.checkpoint.states import Box, Unwritable
 from tests.training.trainer.regression import Line, Points, callback, history, run, trainer
@@ -99,6 +100,36 @@ def test_saves_behind_training_change_nothing_and_each_can_be_gone_on_from(tmp_p
     first, *others = all_resumes(tmp_path)
     assert len(others) == 1 + 6
     assert others == [first] * len(others)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_tells_its_epoch_its_metrics_and_the_hash_of_its_settings(
+    tmp_path: Path, asynchronous: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {
+        "max_steps": 12,
+        "logging_steps": 6,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "save_steps": 2,
+    }
+    made = run(tmp_path, async_save=asynchronous, **settings)
+    found = {each.step: each.manifest for each in checkpoints_in(tmp_path)}
+    assert [found[step].epoch for step in (2, 4, 12)] == [0.4, 0.8, 2.4]
+    losses = {each["step"]: each["eval_loss"] for each in made.state.log_history if "eval_loss" in each}
+    assert found[2].metadata["metrics"] == {}  # nothing was measured there
+    assert found[4].metadata["metrics"] == {"eval_loss": losses[4]}
+    assert set(found[12].metadata["metrics"]) == {"loss", "eval_loss"}
+    assert best_of(checkpoints_in(tmp_path), "eval_loss")[0].step == min(losses, key=lambda step: losses[step])
+    assert {each.training_args_hash for each in found.values()} == {made.args.digest()}
+    assert main(["checkpoint", "ls", str(tmp_path)]) == 0
+    assert f"eval_loss={losses[4]:.4g}" in capsys.readouterr().out
+
+
+def test_the_hash_of_settings_is_that_of_what_they_compute() -> None:
+    first = TrainingArguments("here", learning_rate=0.1).digest()
+    assert TrainingArguments("there", learning_rate=0.1, resume_from_checkpoint="auto").digest() == first
+    assert TrainingArguments("here", learning_rate=0.2).digest() != first
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_hears_of_it_when_it_is_durable(tmp_path: Path) -> None:
