@@ -59,9 +59,8 @@ class Dispatch:
         """One future for each of the nodes; or, for a gang, one future of the whole list."""
         if pending.fn.launch.is_gang:
             return [self._gang(pending, nodes=nodes)]
-        parts = len(nodes)
         return [
-            self._call(pending, kind=_BROADCAST, nodes=(node,), part=part, parts=parts)
+            self._call(pending, kind=_BROADCAST, nodes=(node,), place=(part, len(nodes), nodes[0]))
             for part, node in enumerate(nodes)
         ]
 
@@ -71,8 +70,7 @@ class Dispatch:
         *,
         kind: int,
         nodes: tuple[int, ...] | None,
-        part: int = 0,
-        parts: int = 1,
+        place: tuple[int, int, int] = (0, 1, 0),
         is_strict: bool = False,
         leads: bool = False,
         seen: SeenArrays | None = None,
@@ -91,7 +89,7 @@ class Dispatch:
         if sources or pending.fn.is_generator:
             _refuse_retries(pending, reads=bool(sources))
             payload = self.packing.arguments(args, kwargs, pending.name, seen)
-            task = self._streaming(pending, future, payload, sources, kind, part, parts)
+            task = self._streaming(pending, future, payload, sources, kind, place)
         else:
             # What may be sent twice cannot stay in memory: nobody waits any more when it is sent again.
             may_stay = engine.leading.may_pull if leads and not (options.retries or options.retry_on) else None
@@ -100,7 +98,7 @@ class Dispatch:
             task = (PulledTask if payload.stays else CallTask)(
                 id=task_id,
                 name=pending.name,
-                head=TaskHead(function.digest, Mode.CALL, kind, 0, 0, part, parts),
+                head=TaskHead(function.digest, Mode.CALL, kind, 0, 0, *place),
                 function=function,
                 payload=payload,
                 options=options,
@@ -120,8 +118,7 @@ class Dispatch:
         payload: Encoded,
         sources: list[Iterator[Any]],
         kind: int,
-        part: int,
-        parts: int,
+        place: tuple[int, int, int],
     ) -> Task:
         """A task that streams: in, from iterators among its arguments, or out, as a generator function, or both."""
         engine, task_id, is_generator = self._engine, future.call_id, pending.fn.is_generator
@@ -135,7 +132,7 @@ class Dispatch:
         common: dict[str, Any] = {
             "id": task_id,
             "name": pending.name,
-            "head": TaskHead(function.digest, mode, kind, len(sources), window, part, parts),
+            "head": TaskHead(function.digest, mode, kind, len(sources), window, *place),
             "function": function,
             "payload": payload,
             "options": pending.options,

@@ -34,10 +34,6 @@ class Muter(Protocol):
         """Where the call of this thread runs; None when this thread runs no call, and then nothing is muted."""
         ...
 
-    def is_head(self) -> bool:
-        """Whether this is the head of its call: rank 0 of a gang, node 0 of a broadcast, true in a plain call."""
-        ...
-
     def muted(self, stream: Stream) -> AbstractContextManager[None]:
         """Drops what this call writes to `stream` until the block ends. Blocks may nest, and may be entered often."""
         ...
@@ -147,7 +143,7 @@ def _quiet(streams: tuple[Stream, ...], only: Speakers) -> Callable[[], Abstract
     info = muter.info() if muter is not None else None
     if muter is None or info is None:
         return ExitStack
-    speaks = muter.is_head() if only == "head" else only(info)
+    speaks = info.is_head if only == "head" else only(info)
     return ExitStack if speaks else partial(_muted, muter, streams)
 
 

@@ -69,10 +69,12 @@ class InstanceInfo:
     """Where the running call is; `sky.instance_info()` gives it on a node and None elsewhere.
 
     `node` in [0, total_nodes); `worker` in [0, workers_per_node) is the slot on this node (the local rank in a gang).
-    `accelerators` is this node's count (0 on CPU), `total_accelerators` the pool's. `head_addr`/`head_port` is the
-    rendezvous of a gang; the port is 0 for calls that have none. `rank`, `local_rank` and `world_size` are those of
-    the gang, and None for a plain call; `restart_count` says how often the gang was started before in this call, see
-    `max_restarts`.
+    `accelerators` is this node's count (0 on CPU), `total_accelerators` the pool's. `head_addr` is the address of the
+    call's head: the node where `is_head` is true in a broadcast and in a gang, node 0 in a plain call. `head_port` is
+    the port of a gang's rendezvous, and 0 for calls that have none. `rank`, `local_rank` and `world_size` are those of
+    the gang, and None otherwise; `restart_count` says how often the gang was started before in this call, see
+    `max_restarts`. `part` in [0, parts) is this process's place among the `parts` processes that run the call: the
+    rank in a gang, the node's place in a broadcast; both are None in a plain call, which one process runs.
     """
 
     node: int
@@ -91,6 +93,8 @@ class InstanceInfo:
     local_rank: int | None = None
     world_size: int | None = None
     restart_count: int = 0
+    part: int | None = None
+    parts: int | None = None
     notice_file: str = ""
     """A file of this node that is there once `is_preempted`; empty: its provider takes no machine back."""
 
@@ -105,16 +109,24 @@ class InstanceInfo:
 
     @property
     def global_worker_index(self) -> int:
-        return self.node * self.workers_per_node + self.worker
+        """`part` in a broadcast and in a gang; in a plain call, the number of the slot among those of all nodes.
+
+        `data[info.global_worker_index :: info.total_workers]` covers the data exactly once in a broadcast or a gang.
+        """
+        return self.node * self.workers_per_node + self.worker if self.part is None else self.part
 
     @property
     def total_workers(self) -> int:
-        return self.total_nodes * self.workers_per_node
+        """`parts` in a broadcast and in a gang; in a plain call, the slots of all nodes."""
+        return self.total_nodes * self.workers_per_node if self.parts is None else self.parts
 
     @property
     def is_head(self) -> bool:
-        """True in rank 0 of a gang, and on node 0 otherwise (one slot of it runs the call, whichever that is)."""
-        return self.rank == 0 if self.rank is not None else self.node == 0
+        """Whether this is the first of the processes that run the call: exactly one of them is.
+
+        Rank 0 of a gang, the first node of a broadcast (of those it was sent to), always in a plain call.
+        """
+        return not self.part
 
     @property
     def hostname(self) -> str:

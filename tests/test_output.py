@@ -33,6 +33,8 @@ def instance(node: int) -> InstanceInfo:
         head_addr="127.0.0.1",
         head_port=0,
         job_id="test",
+        part=node,
+        parts=2,
     )
 
 
@@ -45,9 +47,6 @@ class RecordingMuter:
 
     def info(self) -> InstanceInfo | None:
         return None if self.node is None else instance(self.node)
-
-    def is_head(self) -> bool:
-        return self.node == 0
 
     @contextmanager
     def muted(self, stream: Stream) -> Iterator[None]:
@@ -271,8 +270,7 @@ def test_a_function_of_main_asks_the_muter_of_the_process_where_it_runs(tmp_path
         "from skyward.output import install_muter\n"
         "asked = []\n"
         "class M:\n"
-        "    def info(self): return 'info'\n"
-        "    def is_head(self): return False\n"
+        "    class info: is_head = False\n"
         "    def muted(self, stream): asked.append(stream); return nullcontext()\n"
         "install_muter(M())\n"
         "f, g = pickle.load(sys.stdin.buffer)\n"

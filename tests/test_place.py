@@ -31,8 +31,7 @@ def test_instance_info_is_true(pool: sky.ComputePool) -> None:
         assert info is not None
         assert (info.node, info.total_nodes, info.workers_per_node) == (node, 2, 2)
         assert info.worker in (0, 1)
-        assert info.global_worker_index == 2 * node + info.worker
-        assert info.total_workers == 4
+        assert (info.part, info.parts) == (node, 2)
         assert (info.rank, info.local_rank, info.world_size, info.head_port) == (None, None, None, 0)
         assert [(p.node, p.private_ip) for p in info.peers] == [(0, "127.0.0.1"), (1, "127.0.0.1")]
         assert info.head_addr == "127.0.0.1"
@@ -42,6 +41,24 @@ def test_instance_info_is_true(pool: sky.ComputePool) -> None:
         assert info.network.interface == "lo"
         assert info.is_head == (node == 0)
     assert infos[0].job_id == infos[1].job_id  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("nodes", [(0, 1), (1, 0), (1,)])
+def test_the_workers_of_a_broadcast_are_those_that_run_it(pool: sky.ComputePool, nodes: tuple[int, ...]) -> None:
+    def strided() -> list[int]:
+        info = sky.instance_info()
+        assert info is not None
+        return list(range(8))[info.global_worker_index :: info.total_workers]
+
+    shares = sky.compute(strided)() @ pool.nodes(nodes)
+    assert sorted(number for share in shares for number in share) == list(range(8)), "two slots a node, one runs it"
+
+
+def test_a_plain_call_has_the_number_of_its_slot(pool: sky.ComputePool) -> None:
+    info = sky.compute(sky.instance_info)() >> pool.node(1)
+    assert info is not None
+    assert (info.part, info.parts, info.total_workers) == (None, None, 4)
+    assert info.global_worker_index == 2 + info.worker
 
 
 def test_every_slot_has_its_own_number(pool: sky.ComputePool, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import skyward as sky
 from skyward.errors import NodeLost, PoolClosed, UsageError
 from skyward.integrations.base import IntegrationBase, integrate
+from skyward.machine import LogLine
 from skyward.slot.runtime import current_rank
 from skyward.testing import Faults
 from skyward.topology import Rank
@@ -74,6 +75,43 @@ def place_of_rank() -> tuple[int, int, int]:
 
 
 ranks = sky.compute(integrate(place_of_rank, Plain()))
+
+
+@sky.compute
+@sky.stdout(only="head")
+def opinions_on_the_head() -> tuple[int, bool, bool, bool]:
+    info = sky.instance_info()
+    assert info is not None
+    print(f"only=head: node {info.node}")
+    return info.node, bool(sky.is_head), info.is_head, sky.is_head(info)
+
+
+opinions_in_ranks = sky.compute(integrate(opinions_on_the_head.fn, Plain()))
+
+
+class TestHead:
+    @pytest.mark.parametrize("call", [opinions_on_the_head, opinions_in_ranks], ids=["broadcast", "gang"])
+    @pytest.mark.parametrize(
+        "target",
+        [
+            pytest.param(lambda pool: pool, id="pool"),
+            pytest.param(lambda pool: pool.nodes([2, 1]), id="nodes"),
+            pytest.param(lambda pool: pool.role("training"), id="role"),
+        ],
+    )
+    def test_exactly_one_process_is_the_head_by_every_name(
+        self, call: Any, target: Callable[[sky.ComputePool], Any]
+    ) -> None:
+        lines: list[LogLine] = []
+        # Node 0 has a role, so it is no node of `@ pool`.
+        roles = {"evaluation": (0,), "training": (3, 1)}
+        with sky.ComputePool(sky.Local(), nodes=5, roles=roles, logs=lines.append) as pool:
+            told = call() @ target(pool)
+            first = target(pool).node_numbers[0]
+        assert [(node, *set(names)) for node, *names in told] == [
+            (node, node == first) for node in target(pool).node_numbers
+        ]
+        assert [line.text for line in lines] == [f"only=head: node {first}"]
 
 
 class TestNodes:

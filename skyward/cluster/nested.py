@@ -215,7 +215,7 @@ class NestedCalls:
         task = _NestedTask(
             id=engine.next_id(),
             name=asked.name,
-            head=TaskHead(function.digest, Mode.CALL, asked.kind, 0, 0, asked.part, asked.parts),
+            head=TaskHead(function.digest, Mode.CALL, asked.kind, 0, 0, asked.part, asked.parts, asked.first_node),
             function=function,
             payload=payload_in(asked.arguments, blobs),
             options=options,

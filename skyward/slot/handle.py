@@ -78,11 +78,8 @@ class TargetHandle:
             (future,) = there.submit(pending, [{"kind": _GANG, "nodes": self._nodes, "is_on_all": True}])
             values: list[T] = value_of(future)
             return values
-        parts = len(self._nodes)
-        where = [
-            {"kind": _BROADCAST, "nodes": (node,), "part": part, "parts": parts}
-            for part, node in enumerate(self._nodes)
-        ]
+        shared = {"kind": _BROADCAST, "parts": len(self._nodes), "first_node": self._nodes[0]}
+        where = [{**shared, "nodes": (node,), "part": part} for part, node in enumerate(self._nodes)]
         return values_of(there.submit(pending, where))
 
     def run_group(self, group: PendingComputeGroup) -> Any:

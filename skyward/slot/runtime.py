@@ -5,39 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ..topology import InstanceInfo, Rank
 
-__all__ = ["Call", "CallKind", "current_call", "current_rank", "enter_call", "instance_info", "is_head", "once"]
+__all__ = ["Call", "current_call", "current_rank", "enter_call", "instance_info", "is_head", "once"]
 
 T = TypeVar("T")
-CallKind = Literal["plain", "broadcast", "gang"]
 
 
 class Call(NamedTuple):
     """The running call. `rank` is set in a gang only."""
 
-    kind: CallKind
     task: int
     info: InstanceInfo
     rank: Rank | None = None
     agent: str = ""
     """Path of the node's agent's socket."""
-    part: int = 0
-    parts: int = 1
-    """Of a broadcast: its place among the nodes that it was sent to, and how many those are."""
 
     @property
     def node(self) -> int:
         return self.info.node
-
-    @property
-    def is_head(self) -> bool:
-        """Rank 0 in a gang, the first of its nodes in a broadcast, always in a plain call on one node."""
-        if self.kind == "gang" and self.rank is not None:
-            return self.rank.rank == 0
-        return self.kind == "plain" or self.part == 0
 
 
 # The main value is for threads that user code starts: a new thread has an empty context.
@@ -80,10 +68,8 @@ class _IsHead:
     """`sky.is_head` reads as a claim and may also be called: `if sky.is_head:` and `sky.is_head(info)` both work."""
 
     def __call__(self, info: InstanceInfo | None = None) -> bool:
-        if info is not None:
-            return info.is_head
-        call = current_call()
-        return call is None or call.is_head
+        info = info or instance_info()
+        return info is None or info.is_head
 
     def __bool__(self) -> bool:
         return self()

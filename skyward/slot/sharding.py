@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 from ..errors import UsageError
 from .permutation import Permutation
-from .runtime import current_call
+from .runtime import instance_info
 
 __all__ = ["shard"]
 
@@ -151,10 +151,8 @@ class _Rule:
 def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
     """(part, parts): what was asked for, or what the running call says."""
     if node is None and total_nodes is None:
-        call = current_call()
-        if call is None or call.kind == "plain":
-            return 0, 1
-        return (call.rank.rank, call.rank.world_size) if call.rank is not None else (call.part, call.parts)
+        info = instance_info()
+        return (0, 1) if info is None or info.part is None else (info.part, info.parts or 1)
     for name, value in (("node", node), ("total_nodes", total_nodes)):
         if isinstance(value, bool) or not isinstance(value, int):
             message = f"shard {name}={value!r}; give node and total_nodes together, as whole numbers, or neither"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..errors import InitializerFailed
@@ -97,7 +97,10 @@ class Slot:
         if info is None:
             info = self._infos[lane] = _info(topology, config, lane)
         head = unpack_task(frame.body)
-        return Call(CALL_KINDS[head.kind], frame.ident, info, config.rank, config.agent, head.part, head.parts)
+        if CALL_KINDS[head.kind] == "broadcast":
+            address = topology.peers[head.first_node].private_ip
+            info = replace(info, part=head.part, parts=head.parts, head_addr=address)
+        return Call(frame.ident, info, config.rank, config.agent)
 
     def initialize(self) -> None:
         """What a rank's integrations prepare, then the pool's initializer; once in this process, before its first
@@ -179,5 +182,7 @@ def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
         local_rank=rank.local_rank if rank else None,
         world_size=rank.world_size if rank else None,
         restart_count=rank.restart_count if rank else 0,
+        part=rank.rank if rank else None,
+        parts=rank.world_size if rank else None,
         notice_file=config.notice_file,
     )

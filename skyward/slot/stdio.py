@@ -47,10 +47,6 @@ class _Muter:
     def __init__(self, mute: Callable[[Stream], contextlib.AbstractContextManager[None]]) -> None:
         self._mute = mute
 
-    def is_head(self) -> bool:
-        call = current_call()
-        return call is None or call.is_head
-
     def info(self) -> InstanceInfo | None:
         call = current_call()
         return None if call is None else call.info

@@ -36,6 +36,7 @@ class NestedCall(NamedTuple):
     is_on_all: bool = False
     part: int = 0
     parts: int = 1
+    first_node: int = 0
 
 
 class Outcome(NamedTuple):

@@ -1,10 +1,10 @@
 """The bodies of task frames, read by client, agent and slot.
 
     TASK | function digest 16 | mode u8 | call kind u8 | input streams u16 | number u32 | part u16 | parts u16
-         | payload ... |
+         | first node u16 | payload ... |
 
 `number` is the first index of a chunk, or the items of credit that a stream starts with. `part` of `parts` is the place
-of a broadcast among the nodes that it was sent to.
+of a broadcast among the nodes that it was sent to, and `first node` the number of the first of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "unpack_task",
 ]
 
-TASK_HEAD = struct.Struct("<16sBBHIHH")
+TASK_HEAD = struct.Struct("<16sBBHIHHH")
 TASK_KIND_AT = 17
 """Offset of the call kind in the body."""
 CALL_KINDS: tuple[Literal["plain", "broadcast", "gang"], ...] = ("plain", "broadcast", "gang")
@@ -50,6 +50,7 @@ class TaskHead(NamedTuple):
     number: int
     part: int = 0
     parts: int = 1
+    first_node: int = 0
 
 
 def pack_task(head: TaskHead, payload: bytes) -> bytes:

@@ -80,7 +80,7 @@ def in_a_rank() -> Iterator[None]:
         head_port=1,
         job_id="job",
     )
-    enter_call(Call(kind="gang", task=1, info=info, rank=RANK), whole_process=True)
+    enter_call(Call(task=1, info=info, rank=RANK), whole_process=True)
     yield
     enter_call(None, whole_process=True)
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
+import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 import skyward as sky
+from skyward.slot.link import Link
 from skyward.slot.runtime import Call, current_call, current_rank, enter_call, once
-from skyward.topology import InstanceInfo
+from skyward.slot.slot import Slot, SlotConfig
+from skyward.topology import InstanceInfo, Peer
+from skyward.wire.frames import Frame, Kind
+from skyward.wire.tasks import CALL_KINDS, Mode, TaskHead, Topology, pack_task
 
 INFO = InstanceInfo(
     node=1,
@@ -88,7 +95,7 @@ def test_outside_a_pool_there_is_no_call_and_this_is_the_head() -> None:
 
 
 def test_a_call_is_seen_by_threads_that_it_starts_where_a_process_runs_one_at_a_time() -> None:
-    enter_call(Call(kind="broadcast", task=1, info=INFO, part=1, parts=2), whole_process=True)
+    enter_call(Call(task=1, info=replace(INFO, part=1, parts=2)), whole_process=True)
     try:
         seen: list[bool] = []
         thread = threading.Thread(target=lambda: seen.append(current_call() is not None and not sky.is_head))
@@ -100,6 +107,22 @@ def test_a_call_is_seen_by_threads_that_it_starts_where_a_process_runs_one_at_a_
     assert current_call() is None
 
 
-def test_the_head_is_node_0_of_a_broadcast_and_everyone_in_a_plain_call() -> None:
-    assert Call(kind="plain", task=1, info=INFO).is_head
-    assert not Call(kind="broadcast", task=1, info=INFO, part=1, parts=2).is_head
+def test_the_head_is_the_first_part_of_a_broadcast_and_everyone_in_a_plain_call() -> None:
+    assert INFO.is_head
+    assert replace(INFO, part=0, parts=2).is_head
+    assert not replace(INFO, part=1, parts=2).is_head
+
+
+def test_the_address_of_the_head_is_that_of_the_first_node_of_a_broadcast() -> None:
+    peers = tuple(Peer(node=node, private_ip=f"10.0.0.{node}") for node in range(4))
+    topology = Topology(job_id="test", node=1, peers=peers, accelerators=(0,) * 4)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        slot = Slot(Link(ours), SlotConfig(number=0, token=b""), None)
+        slot.keep(Frame(Kind.SLOT_CONFIG, 0, 0, 0, pickle.dumps(topology)))
+        heads = {}
+        for kind, place in (("plain", (0, 1, 0)), ("broadcast", (1, 2, 3))):
+            head = TaskHead(bytes(16), Mode.CALL, CALL_KINDS.index(kind), 0, 0, *place)
+            heads[kind] = slot.call(Frame(Kind.TASK, 0, 0, 1, pack_task(head, b"")), 0).info
+    assert (heads["plain"].head_addr, heads["plain"].is_head) == ("10.0.0.0", True)
+    assert (heads["broadcast"].head_addr, heads["broadcast"].is_head) == ("10.0.0.3", False)

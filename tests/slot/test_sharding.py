@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 import numpy as np
 import pandas as pd
@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 from skyward.errors import UsageError
 from skyward.slot import sharding
-from skyward.slot.runtime import Call, CallKind, current_call, enter_call
+from skyward.slot.runtime import Call, current_call, enter_call
 from skyward.slot.sharding import shard
 from skyward.topology import InstanceInfo, Rank
+
+Kind = Literal["plain", "broadcast", "gang"]
 
 
 def parts_of(*data: Any, total: int, **options: Any) -> list[Any]:
@@ -27,8 +29,10 @@ def parts_of(*data: Any, total: int, **options: Any) -> list[Any]:
 
 
 @contextmanager
-def call(kind: CallKind, *, node: int = 0, total_nodes: int = 1, rank: Rank | None = None) -> Iterator[None]:
+def call(kind: Kind, *, node: int = 0, total_nodes: int = 1, rank: Rank | None = None) -> Iterator[None]:
     info = InstanceInfo(
+        part=rank.rank if rank else None if kind == "plain" else node,
+        parts=rank.world_size if rank else None if kind == "plain" else total_nodes,
         node=node,
         worker=0,
         total_nodes=total_nodes,
@@ -40,8 +44,7 @@ def call(kind: CallKind, *, node: int = 0, total_nodes: int = 1, rank: Rank | No
         job_id="test",
     )
     before = current_call()
-    running = Call(kind=kind, task=1, info=info, rank=rank, part=info.node, parts=info.total_nodes)
-    enter_call(running, whole_process=False)
+    enter_call(Call(task=1, info=info, rank=rank), whole_process=False)
     try:
         yield
     finally:
