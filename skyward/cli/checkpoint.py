@@ -122,11 +122,15 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    from ..errors import CheckpointError
     from ..training.checkpoint.inspecting import problems
 
     status = 0
     for path in arguments.path:
-        found = problems(path, digests=not arguments.quick)
+        try:
+            found = problems(path, digests=not arguments.quick)
+        except CheckpointError as error:
+            found = [str(error)]
         print("\n".join(found) if found else f"{path}: whole{' (sizes only)' if arguments.quick else ''}")
         status = 1 if found else status
     return status

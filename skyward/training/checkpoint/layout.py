@@ -5,8 +5,10 @@ They are written to `output_dir/checkpoint-<id>`; `output_dir/checkpoints/checkp
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -14,7 +16,16 @@ from ...errors import CheckpointNotFound
 from .folders import Folder, folder_at
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
 
-__all__ = ["OLD", "STAGING", "FoundCheckpoint", "checkpoints_in", "latest_checkpoint", "manifest_at", "name_of"]
+__all__ = [
+    "OLD",
+    "STAGING",
+    "FoundCheckpoint",
+    "checkpoints_in",
+    "latest_checkpoint",
+    "manifest_at",
+    "name_of",
+    "next_commit_number",
+]
 
 PREFIX = "checkpoint-"
 STAGING, OLD = ".tmp-", ".old-"
@@ -47,23 +58,36 @@ def name_of(checkpoint_id: str | int) -> str:
 
 
 def checkpoints_in(output_dir: str | os.PathLike[str]) -> list[FoundCheckpoint]:
-    """Whole checkpoints of a run, the oldest first: by when they were written, then by step.
+    """Whole checkpoints of a run, in the order in which they were committed, the oldest first.
 
-    Not by step alone: a run that went back to step 100 and on from there has a newest checkpoint that is not its
-    highest. Those without any manifest of theirs are left out.
+    The order is that of their commit numbers. Manifests from before there were numbers come first, by their time and
+    step. Steps alone do not tell: a run that went back to step 100 and on from there has a newest checkpoint that is
+    not its highest. Nor do clocks: two machines that write to one disk may be minutes apart. Folders without a
+    manifest are left out.
+
+    Raises: CheckpointCorrupt for a manifest that is damaged: nobody knows whether that checkpoint is the newest.
     """
-    root = folder_at(output_dir)
-    found = []
-    for folder in (root, root.child("checkpoints")):
-        names = [name for name in folder.names() if name.startswith(PREFIX)]
-        for file, text in folder.read([f"{name}/{MANIFEST}" for name in names]).items():
-            at = folder.child(file.partition("/")[0])
-            found.append(_found(at.path, Manifest.from_json(text, where=at.path)))
-    return sorted(found, key=lambda each: (each.written_s, -1 if each.step is None else each.step))
+    found = [_found(at, Manifest.from_json(text, where=at)) for at, text in _manifests_in(folder_at(output_dir))]
+    return sorted(
+        found, key=lambda each: (each.manifest.commit_number, each.written_s, -1 if each.step is None else each.step)
+    )
+
+
+def next_commit_number(root: Folder) -> int:
+    """One more than the highest of the checkpoints there. A damaged manifest counts as far as it can be read."""
+    highest = 0
+    for _, text in _manifests_in(root):
+        try:
+            number = json.loads(text)["commit_number"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if isinstance(number, int):
+            highest = max(highest, number)
+    return highest + 1
 
 
 def latest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The path of the one written last; None where there is none."""
+    """The path of the one that was committed last; None where there is none."""
     found = checkpoints_in(output_dir)
     return found[-1].path if found else None
 
@@ -98,6 +122,7 @@ def manifest_at(folder: Folder) -> Manifest:
         timestamp=manifest.timestamp,
         components=components,
         format_version=manifest.format_version,
+        step=_step_of(folder.path),
         files=files,
         training_args_hash=manifest.training_args_hash,
         pytorch_version=manifest.pytorch_version,
@@ -105,12 +130,24 @@ def manifest_at(folder: Folder) -> Manifest:
     )
 
 
+def _manifests_in(root: Folder) -> Iterator[tuple[str, bytes]]:
+    """Path of the checkpoint, and its manifest."""
+    for folder in (root, root.child("checkpoints")):
+        names = [name for name in folder.names() if name.startswith(PREFIX)]
+        for file, text in folder.read([f"{name}/{MANIFEST}" for name in names]).items():
+            yield folder.child(file.partition("/")[0]).path, text
+
+
+def _step_of(path: str) -> int | None:
+    text = path.rpartition("/")[2].removeprefix(PREFIX)
+    return int(text) if text.isdecimal() else None
+
+
 def _found(path: str, manifest: Manifest) -> FoundCheckpoint:
-    text = path.rpartition("/")[2][len(PREFIX) :]
     return FoundCheckpoint(
         path=path,
-        checkpoint_id=text,
-        step=int(text) if text.isdigit() else None,
+        checkpoint_id=path.rpartition("/")[2].removeprefix(PREFIX),
+        step=_step_of(path),
         written_s=_written_s(manifest),
         manifest=manifest,
     )

@@ -1,6 +1,7 @@
 """`checkpoint_manifest.json`: what a checkpoint is made of. It is written last: a checkpoint that has it is whole.
 
-Version 2 has every key of version 1, and the files with their sizes and digests. Every version is read.
+Version 2 has every key of version 1, and the files with their sizes and digests. Every version is read. Since
+manifests have a commit number, they also have a digest of themselves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import CheckpointCorrupt
+from .hashing import digest_of
 
 __all__ = ["FORMAT_VERSION", "MANIFEST", "ComponentEntry", "FileEntry", "Manifest", "manifest_fields"]
 
@@ -51,7 +53,11 @@ class ComponentEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """timestamp: UTC, ISO 8601. commit_id: another one for every save. topology: nodes and groups, as ranks."""
+    """timestamp: UTC, ISO 8601. commit_id: another one for every save. topology: nodes and groups, as ranks.
+
+    commit_number: one more than the highest that was there when the checkpoint was written, so the newest has the
+        highest, whatever the clocks of its machines said; 0 in manifests from before there were numbers.
+    """
 
     checkpoint_path: str
     world_size: int
@@ -60,6 +66,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     checkpoint_id: str = ""
     commit_id: str = ""
+    commit_number: int = 0
     step: int | None = None
     epoch: float | None = None
     files: tuple[FileEntry, ...] = ()
@@ -79,13 +86,20 @@ class Manifest:
         return sum(each.size_bytes for each in self.components.values())
 
     def to_json(self) -> bytes:
-        return (json.dumps(asdict(self), indent=2, default=str) + "\n").encode()
+        raw = json.loads(json.dumps(asdict(self), default=str))
+        if self.commit_number:
+            raw["digest"] = _digest_of(raw)
+        return (json.dumps(raw, indent=2) + "\n").encode()
 
     @classmethod
     def from_json(cls, text: bytes, *, where: str) -> Manifest:
-        """Of either version; keys that this one does not know are left out. Raises: CheckpointCorrupt."""
+        """Of either version; keys that this one does not know are left out.
+
+        Raises: CheckpointCorrupt, also where it is not as it was written.
+        """
         try:
             raw = json.loads(text)
+            digest, expected = raw.pop("digest", None), _digest_of(raw)
             known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
             known["components"] = {
                 key: _made(ComponentEntry, {"key": key, **each}) for key, each in raw["components"].items()
@@ -104,6 +118,12 @@ class Manifest:
                 f"{FORMAT_VERSION}; use a newer one",
                 path=where,
             )
+        if digest != expected and (digest or made.commit_number):
+            raise CheckpointCorrupt(
+                f"{where}/{MANIFEST}: its digest is {expected}, and {digest} was written; somebody or something has "
+                "changed it: restore the file, or delete the checkpoint",
+                path=where,
+            )
         return made
 
 
@@ -113,6 +133,11 @@ def manifest_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """
     own = {name: metadata[name] for name in _ABOUT_A_SAVE if name in metadata}
     return {**own, "metadata": {name: value for name, value in metadata.items() if name not in own}}
+
+
+def _digest_of(raw: Mapping[str, Any]) -> str:
+    """Of a manifest's values, however they are indented and ordered."""
+    return digest_of(json.dumps(raw, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _made(kind: Any, raw: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from .commit import discard, new_token, staging_in
 from .folders import Folder, folder_at
 from .hashing import HashingFile
 from .inspecting import states_in, whole_of_sharded
-from .layout import PREFIX, manifest_at
+from .layout import PREFIX, manifest_at, next_commit_number
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
 from .sharded import write_whole
 from .writer import write_state
@@ -155,6 +155,7 @@ def _write(
             components=components,
             checkpoint_id=text,
             commit_id=uuid.uuid4().hex[:12],
+            commit_number=next_commit_number(parent),
             step=int(text) if text.isdigit() else metadata.get("global_step"),
             files=tuple(files),
             skyward_version=__version__,

@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ..agree import Ranks
 from .commit import Staging, discard, new_token, staging_in
 from .folders import folder_at
-from .layout import name_of
+from .layout import name_of, next_commit_number
 from .leaves import leaves_of
 from .manifest import ComponentEntry, FileEntry, Manifest
 from .patterns import SharingPattern, StateComponent, ValidationLevel
@@ -108,10 +108,10 @@ class _Save:
         leader = self._leader(topology)
         is_leader = leader == self._ranks.rank
         try:
-            together(self._ranks, what, lambda: staging.begin() if is_leader else None)
+            numbers = together(self._ranks, what, lambda: self._begin(staging) if is_leader else 0)
             files = self._write(what, staging, pieces, topology, sharded)
             mine = [each for each, at in files if at == leader]
-            manifest = self._manifest(topology, first, mine)
+            manifest = self._manifest(topology, first, mine, number=max(numbers))
             paths = together(self._ranks, what, lambda: staging.commit(manifest.to_json()) if is_leader else "")
         except Exception:
             if is_leader:
@@ -120,6 +120,11 @@ class _Save:
         return paths[leader]
 
     # Phases ----------------------------------------------------------------------------------------------------------
+
+    def _begin(self, staging: Staging) -> int:
+        """-> the number of this commit, as this rank's disk has it."""
+        staging.begin()
+        return next_commit_number(folder_at(self._request.parent))
 
     def _announce(self, states_here: Callable[[], Mapping[str, Any]]) -> _Announced:
         request = self._request
@@ -254,7 +259,7 @@ class _Save:
         firsts = (next((rank for rank in node if rank in piece.members), None) for node in topology.nodes)
         return [rank for rank in firsts if rank is not None]
 
-    def _manifest(self, topology: Topology, first: _Announced, files: Sequence[FileEntry]) -> Manifest:
+    def _manifest(self, topology: Topology, first: _Announced, files: Sequence[FileEntry], *, number: int) -> Manifest:
         import torch
 
         return Manifest(
@@ -265,6 +270,7 @@ class _Save:
                 "components": {each.key: _entry(each, files, topology) for each in self._request.components},
                 "checkpoint_id": first.name.removeprefix(name_of("")),
                 "commit_id": first.token.partition(".")[0],
+                "commit_number": number,
                 "files": tuple(files),
                 "topology": topology.as_json(),
                 "skyward_version": __version__,
