@@ -18,6 +18,8 @@ Three files, each on top of those before: `~/.skyward/defaults.toml`; `~/.config
 the project's root (the folder with `.git`, or else with `pyproject.toml`). A pool that two of them have is merged, key
 by key. Wherever text is expected `{ env = "NAME" }` stands for the value of that environment variable here, so that no
 secret need be in a file; among the variables of an image it is a `sky.Secret`.
+
+A file of another user is refused, unless `SKYWARD_TRUST` names it; see `skyward.ownership`.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from .accelerators import Accelerator
 from .errors import MissingDependency, SkywardError, UsageError
 from .hints import class_in, element_of, illegal, is_reference, is_table, takes
 from .image import Image
+from .ownership import check_file
 from .providers import PROVIDERS, load
 from .secret import Secret
 
@@ -313,6 +316,7 @@ class _Config:
 
 
 def _toml(path: Path) -> dict[str, Any]:
+    check_file(str(path), "configuration")  # a provider's ProxyCommand, for one, runs here
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .errors import UsageError
+from .ownership import check_path, make_private_folder
 
 __all__ = ["Attempt", "Journal", "Owner", "journals", "machine_id", "recently_ended", "state_folder"]
 
@@ -35,11 +36,17 @@ _ENDED_S = 600.0
 
 
 def state_folder() -> str:
-    """Where what must outlive a process is kept: `$XDG_STATE_HOME/skyward`, else `~/.local/state/skyward`."""
+    """Where what must outlive a process is kept: `$XDG_STATE_HOME/skyward`, else `~/.local/state/skyward`.
+
+    Raises:
+        UsageError: a stranger may have put it there; see `skyward.ownership`.
+    """
     base = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(base):  # the standard says: a relative one is ignored
         base = os.path.expanduser("~/.local/state")
-    return os.path.join(base, "skyward")
+    folder = os.path.join(base, "skyward")
+    check_path(folder)
+    return folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +159,7 @@ class Journal:
         folder = os.path.join(_pools(), f"{pool}.{id}")
         journal = cls(folder=folder, pool=pool, id=id, owner=owner, at=time.time(), **head)
         try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            make_private_folder(folder)
             journal._write(journal._head())
             _sync_folder(folder)
             _sync_folder(_pools())
@@ -266,7 +273,7 @@ class Journal:
         return not self.is_closed and os.path.exists(os.path.join(self.folder, _FILE))
 
     def _restore(self) -> None:
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        make_private_folder(self.folder)
         self._write(self._head())
         for a in self.attempts.values():
             self._write({"what": "create", "token": a.token, "offer": a.offer, "nodes": a.nodes, "at": a.at})
@@ -351,8 +358,8 @@ def recently_ended(now: float) -> set[str]:
 
 
 def _remember_ended(identifier: str, at: float) -> None:
-    with contextlib.suppress(OSError):  # it only saves a second look
-        os.makedirs(_ended(), mode=0o700, exist_ok=True)
+    with contextlib.suppress(OSError, UsageError):  # it only saves a second look
+        make_private_folder(_ended())
         with open(os.path.join(_ended(), identifier), "w", encoding="ascii") as file:
             file.write(str(at))
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from .errors import UsageError
 from .journal import Owner, state_folder
+from .ownership import make_private_folder
 
 __all__ = ["LiveNode", "LivePool", "announce", "ask_to_end", "find", "is_asked_to_end", "live_pools", "withdraw"]
 
@@ -84,8 +85,8 @@ class LivePool:
 def announce(pool: LivePool) -> None:
     """Write it down, or what is new of it. A state folder that cannot be written costs the listing, nothing else."""
     path = _path(pool.pool, _ENDING)
-    with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with contextlib.suppress(OSError, UsageError):
+        make_private_folder(os.path.dirname(path))
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(fd, "w", encoding="utf-8") as file:
             json.dump(asdict(pool), file)

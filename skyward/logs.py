@@ -11,6 +11,7 @@ from typing import TextIO
 
 from .errors import UsageError
 from .machine import LogLine, LogSink
+from .ownership import check_path
 
 __all__ = ["LogFiles", "printer"]
 
@@ -90,6 +91,7 @@ class LogFiles:
     def _file(self, path: str) -> TextIO:
         file = self._files.get(path)
         if file is None:
+            check_path(path)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             file = self._files[path] = open(path, "a", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
             if len(self._files) > _MAX_OPEN:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from .errors import UsageError
 from .journal import state_folder
 from .machine import LogLine
+from .ownership import make_private_folder
 
 __all__ = ["OutputFile", "OutputLine", "outputs", "read_output"]
 
@@ -55,7 +56,7 @@ class OutputFile:
                 return
             try:
                 self._write(data)
-            except OSError:  # a full disk, a home that cannot be written: output must not end the calls
+            except (OSError, UsageError):  # a full disk, a home that cannot be written: output must not end the calls
                 self._is_broken = True
                 self._close()
 
@@ -70,7 +71,7 @@ class OutputFile:
 
     def _open(self) -> None:
         folder = os.path.dirname(self._path)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private_folder(folder)
         _drop_oldest(folder)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._fd).st_size

@@ -7,9 +7,11 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 
 import skyward as sky
-from skyward.errors import RemoteError, SlotLost, TaskTimeout, UsageError
+from skyward.errors import RemoteError, RendezvousFailed, SlotLost, TaskTimeout, UsageError
 from skyward.integrations.base import IntegrationBase, integrate
 from skyward.topology import Rank
 from tests.waiting import until
@@ -294,3 +296,36 @@ def test_slots_may_open_as_many_files_as_the_machine_allows(tmp_path: Path) -> N
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     assert done.stdout.split() == [str(hard), str(hard)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(IntegrationBase):
+    """A gang that does nothing else."""
+
+    name: ClassVar[str] = "plain"
+    extra: ClassVar[str] = ""
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def session(self, rank: Rank) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def test_a_gang_that_can_lock_no_port_fails_by_name_and_costs_nobody_else_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="sky-", dir="/tmp") as folder:  # a socket's path must be short
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        in_the_way = Path(folder, f"skyward-ports-{os.getuid()}")
+        in_the_way.touch()
+        gang = sky.compute(integrate(os.getpid, Plain()))
+        with sky.ComputePool(sky.Local(), nodes=1, concurrency=2, logs=False) as pool:
+            agents = pool.agent_pids()
+            other = sky.compute(until)(Path(folder, "go").exists) > pool
+            with pytest.raises(RendezvousFailed, match=f"'getpid' cannot meet on node 0: .*{in_the_way}"):
+                gang() >> pool
+            in_the_way.unlink()
+            assert (gang() >> pool) > 0
+            Path(folder, "go").touch()
+            other.result(20)
+            assert pool.agent_pids() == agents

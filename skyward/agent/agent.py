@@ -40,6 +40,8 @@ from .zygotes import Zygote
 __all__ = ["Agent"]
 
 _MAX_EARLY_DEATHS = 5
+_AGAIN_S = 1.0
+"""Pause before the next try of something that the machine has no room for now."""
 _RANK_ENDS_S = 5.0
 """How long a rank's process may take to end after its last frame; a thread of the user's may keep it for ever."""
 _OF_RANKS = "skyward.slot.worker"
@@ -117,7 +119,13 @@ class Agent:
     # Connections ----------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        sock, _ = self._listener.accept()
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:  # no descriptors, perhaps for a moment: whoever knocks can wait
+            self._say(f"a connection waits: {error.strerror}")
+            self._loop.forget(self._listener)
+            self._loop.call_later(_AGAIN_S, lambda: self._loop.watch(self._listener, self._accept))
+            return
         Session(self._loop, Channel(sock), self._config.log_limit_bytes, self._on_frame, self._on_session_closed)
 
     def _on_frame(self, session: Session, frame: Frame) -> None:
@@ -193,11 +201,12 @@ class Agent:
             self._send_line(slot)
 
     def _on_reserve_port(self, frame: Frame) -> None:
+        port, why = 0, b""
         try:
             port = self._ports.reserve()
-        except RendezvousFailed:
-            port = 0
-        self._send(Kind.PORT, frame.ident, lane=port)
+        except RendezvousFailed as error:
+            why = str(error).encode()
+        self._send(Kind.PORT, frame.ident, why, lane=port)
 
     # Tasks ----------------------------------------------------------------------------------------------------------
 
@@ -378,15 +387,20 @@ class Agent:
         config = self._config
         lanes = config.slots if config.executor == "thread" else 1
         self._lines += 1
-        slot = make_slot(
-            number,
-            lanes=lanes,
-            executor=config.executor,
-            workers_per_node=config.slots,
-            notice_file=config.notice_file,
-            line_number=self._lines if number == 0 and config.executor == "process" else 0,
-            agent=self._listener.getsockname(),
-        )
+        try:
+            slot = make_slot(
+                number,
+                lanes=lanes,
+                executor=config.executor,
+                workers_per_node=config.slots,
+                notice_file=config.notice_file,
+                line_number=self._lines if number == 0 and config.executor == "process" else 0,
+                agent=self._listener.getsockname(),
+            )
+        except OSError as error:
+            self._say(f"slot {number} waits for room: {error.strerror}")
+            self._loop.call_later(_AGAIN_S, lambda: self._start_again(number))
+            return
         self._placing.slots.append(slot)
         self._fork(slot, config.preload, b"")
         self._send_line(slot)
@@ -394,14 +408,18 @@ class Agent:
     def _on_rank(self, frame: Frame) -> None:
         order: RankOrder = pickle.loads(frame.body)
         env = (*_threads_of(order.rank, self._config), *order.env)
-        slot = make_slot(
-            order.rank.local_rank,
-            rank=order.rank,
-            deliver=bool(frame.lane),
-            env=env,
-            notice_file=self._config.notice_file,
-            agent=self._listener.getsockname(),
-        )
+        try:
+            slot = make_slot(
+                order.rank.local_rank,
+                rank=order.rank,
+                deliver=bool(frame.lane),
+                env=env,
+                notice_file=self._config.notice_file,
+                agent=self._listener.getsockname(),
+            )
+        except OSError as error:
+            self._failed_ranks[frame.ident] = self._lost_body(None, 1, why=f"{type(error).__name__}: {error}")
+            return
         self._placing.ranks[frame.ident] = slot
         self._fork(slot, (*order.preload, _OF_RANKS), order.launch)
         self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)
@@ -464,6 +482,7 @@ class Agent:
     def _on_fork_failed(self, number: int, text: str) -> None:
         slot = self._forking.pop(number)
         self._say(f"cannot start a process: {text}")
+        slot.failure = text
         self._on_slot_dead(slot, 0, 1)
 
     def _say(self, text: str) -> None:
@@ -514,9 +533,13 @@ class Agent:
     def _lost(self, task: int, slot: Slot | None, code: int) -> bytes:
         """The body of a LOST frame. No slot: there never was one for it."""
         crash = None if slot is None else crash_of(slot)
-        return self._lost_body(None if slot is None else slot.begun_index(task), code, crash)
+        if slot is None:
+            return self._lost_body(None, code, crash)
+        return self._lost_body(slot.begun_index(task), code, crash, why=slot.failure)
 
-    def _lost_body(self, index: int | None, code: int, crash: tuple[float, str] | None = None) -> bytes:
+    def _lost_body(
+        self, index: int | None, code: int, crash: tuple[float, str] | None = None, *, why: str = ""
+    ) -> bytes:
         if index is None and self._early_deaths >= _MAX_EARLY_DEATHS:
             index = 0  # it would be given out again for ever: every process dies before it begins anything
         lost: dict[str, object] = {
@@ -527,6 +550,7 @@ class Agent:
             "index": index,
             "at": time.time() if crash is None else crash[0],
             "stack": "" if crash is None else crash[1],
+            "why": why,
         }
         return json.dumps(lost).encode()
 
@@ -555,7 +579,7 @@ class Agent:
             self._start_again(slot.number)
         else:
             # Every slot dies at once: starting more would only burn the machine. Try again, but slowly.
-            self._loop.call_later(1.0, lambda: self._start_again(slot.number))
+            self._loop.call_later(_AGAIN_S, lambda: self._start_again(slot.number))
 
     def _start_again(self, number: int) -> None:
         self._start_slot(number)

@@ -17,6 +17,7 @@ import shutil
 import socket
 import sys
 
+from ..ownership import make_private_folder
 from ..wire.tasks import NodeConfig
 from .agent import Agent
 from .watchdog import Lease, guard
@@ -33,7 +34,7 @@ def main() -> int:
     _raise_file_limit()
     config: NodeConfig = pickle.loads(order)
     try:
-        os.makedirs(config.folder, mode=0o700, exist_ok=True)
+        make_private_folder(config.folder)
         listener = _listen(os.path.join(config.folder, SOCKET_NAME))
     except BaseException as error:  # there is no watchdog yet that would tidy up
         shutil.rmtree(config.folder, ignore_errors=True)

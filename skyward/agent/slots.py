@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -82,6 +83,8 @@ class Slot:
     is_broken: bool = False
     """What it sent was no frame: nothing that follows can be understood, and it is killed."""
     is_dead: bool = False
+    failure: str = ""
+    """Why its process could not be made."""
     page_fd: int = -1
     """Of a rank: the file of the shared page, behind which it writes its stacks."""
 
@@ -192,58 +195,73 @@ def make_slot(
 ) -> Slot:
     """The agent's ends, and the child's ends waiting to be passed on. `line_number`: it has a direct line. `agent`:
     path of the agent's socket.
+
+    Raises:
+        OSError: there is no room for them; then none is left open.
     """
-    token = secrets.token_bytes(16)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    page_fd = os.memfd_create("skyward-page", os.MFD_CLOEXEC)
-    os.ftruncate(page_fd, max(4096, lanes * PAGE_GROUP * 8))
-    os.lseek(page_fd, STACKS_AT, os.SEEK_SET)
-    page = map_page(page_fd, lanes)
-    # The first write to a mapped page changes the time of its file, which is to be that of a crash.
-    page[DRAINED] = 0
-    reads, writes = zip(os.pipe(), os.pipe(), strict=True)
+    with contextlib.ExitStack() as undo:
 
-    def drained(count: int) -> None:
-        page[DRAINED] += count
+        def owned(*fds: int) -> tuple[int, ...]:
+            for fd in fds:
+                undo.callback(os.close, fd)
+            return fds
 
-    def reading(is_reading: bool) -> None:
-        page[READING] = is_reading
+        token = secrets.token_bytes(16)
+        ours, theirs = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+        (page_fd,) = owned(os.memfd_create("skyward-page", os.MFD_CLOEXEC))
+        os.ftruncate(page_fd, max(4096, lanes * PAGE_GROUP * 8))
+        os.lseek(page_fd, STACKS_AT, os.SEEK_SET)
+        page = map_page(page_fd, lanes)
+        # The first write to a mapped page changes the time of its file, which is to be that of a crash.
+        page[DRAINED] = 0
+        reads, writes = zip(owned(*os.pipe()), owned(*os.pipe()), strict=True)
 
-    def current() -> int:
-        return int(page[CURRENT]) if executor == "process" else 0
+        def drained(count: int) -> None:
+            page[DRAINED] += count
 
-    config = SlotConfig(
-        number=number,
-        lanes=lanes,
-        executor=executor,
-        token=token,
-        workers_per_node=workers_per_node,
-        rank=rank,
-        deliver=deliver,
-        env=env,
-        notice_file=notice_file,
-        agent=agent,
-    )
-    child_fds = [theirs.detach(), *writes, page_fd]
-    shelf: Shelf | None = None
-    if executor == "process" and rank is None:
-        shelf = Shelf()
-        child_fds.append(shelf.slot_end())
-    line: socket.socket | None = None
-    if line_number:
-        line, slot_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        child_fds.append(slot_end.detach())
-    return Slot(
-        number=number,
-        lanes=lanes,
-        executor=executor,
-        config=config,
-        channel=Channel(ours),
-        page=page,
-        outputs=tuple(OutputReader(fd, token, current, drained, reading) for fd in reads),
-        child_fds=child_fds,
-        page_fd=os.dup(page_fd) if rank is not None else -1,
-        shelf=shelf,
-        line=line,
-        line_number=line_number,
-    )
+        def reading(is_reading: bool) -> None:
+            page[READING] = is_reading
+
+        def current() -> int:
+            return int(page[CURRENT]) if executor == "process" else 0
+
+        config = SlotConfig(
+            number=number,
+            lanes=lanes,
+            executor=executor,
+            token=token,
+            workers_per_node=workers_per_node,
+            rank=rank,
+            deliver=deliver,
+            env=env,
+            notice_file=notice_file,
+            agent=agent,
+        )
+        child_fds = [theirs.fileno(), *writes, page_fd]
+        shelf: Shelf | None = None
+        if executor == "process" and rank is None:
+            shelf = Shelf()
+            undo.callback(shelf.close)
+            child_fds += owned(shelf.slot_end())
+        line: socket.socket | None = None
+        if line_number:
+            line, slot_end = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+            child_fds += owned(os.dup(slot_end.fileno()))
+            slot_end.close()
+        slot = Slot(
+            number=number,
+            lanes=lanes,
+            executor=executor,
+            config=config,
+            channel=Channel(ours),
+            page=page,
+            outputs=tuple(OutputReader(fd, token, current, drained, reading) for fd in reads),
+            child_fds=child_fds,
+            page_fd=os.dup(page_fd) if rank is not None else -1,
+            shelf=shelf,
+            line=line,
+            line_number=line_number,
+        )
+        theirs.detach()  # its number stands among the child's
+        undo.pop_all()
+        return slot

@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ..errors import UsageError
+from ..ownership import check_path
+
 __all__ = ["ALWAYS", "Rules", "rules_above", "rules_in"]
 
 # What no program needs elsewhere: histories, environments and caches.
@@ -122,7 +125,7 @@ def rules_above(folder: str) -> list[Rules]:
     """
     found: list[Rules] = []
     at = folder
-    while not os.path.exists(os.path.join(at, ".git")):
+    while not _is_repository(at):
         parent = os.path.dirname(at)
         if parent == at:
             return []
@@ -131,11 +134,21 @@ def rules_above(folder: str) -> list[Rules]:
     return _rules_of_git(at) + found
 
 
+def _is_repository(folder: str) -> bool:
+    path = os.path.join(folder, ".git")
+    try:
+        check_path(path)
+    except UsageError:  # a stranger put it into a shared folder
+        return False
+    return os.path.exists(path)
+
+
 def _rules_of_git(repository: str) -> list[Rules]:
     """The user's own for all repositories, then those of this one that are in no commit. Source: gitignore(5)."""
     found = []
     for path in (_users_ignore(), os.path.join(_git_folder(repository), "info", "exclude")):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UsageError):
+            check_path(path)
             found.append(dataclasses.replace(_of_file(path, os.stat(path).st_mtime_ns), folder=repository))
     return found
 

@@ -65,18 +65,24 @@ variable() { # NAME COMMAND: what the command prints; newlines cannot stand in a
     say "variable:$1" "$? $(printf '%s' "$value" | tr '\n' '\002')"
 }
 
+base=/tmp/skyward-$(id -u)
+
+# Whose are the folders of nodes here? As skyward.ownership asks on the client.
+is_base_ours() {
+    [ -d "$base" ] && [ -O "$base" ] && [ ! -L "$base" ] && [ -z "$(find "$base" -prune -perm -2)" ]
+}
+
 # The folder of one pool's node: short (a socket's path has 108 bytes at most), and nobody else's.
 make_folder() { # NAME
-    base=/tmp/skyward-$(id -u)
     if ! mkdir -m 700 "$base" 2>/dev/null && [ ! -e "$base" ] && [ ! -L "$base" ]; then
         say problem "$base cannot be made: /tmp must be writable, with room left"
         return 1
     fi
-    if [ ! -d "$base" ] || [ ! -O "$base" ] || [ -L "$base" ]; then
-        say problem "$base belongs to another user; remove it"
+    if ! is_base_ours; then
+        say problem "$base belongs to another user, is a link, or everybody may write to it; remove it"
         return 1
     fi
-    if ! mkdir -p "$base/$1"; then
+    if ! chmod 700 "$base" || ! mkdir -p "$base/$1"; then
         say problem "$base/$1 cannot be made: /tmp must be writable, with room left"
         return 1
     fi

@@ -1,9 +1,8 @@
 # Leaves nothing of nodes that were begun here: their folders, and all that carries their names in its environment.
 # From the client: nodes.
-base=/tmp/skyward-$(id -u)
 for node in $nodes; do
     # The folder first: a start of its agent that did not come so far finds none, and gives up.
-    rm -rf "${base:?}/$node"
+    is_base_ours && rm -rf "${base:?}/$node"
     # Until there are none: what is killed may have been about to fork.
     for round in 1 2 3 4 5 6 7 8 9 10; do
         found=
@@ -13,6 +12,6 @@ for node in $nodes; do
         done
         [ -n "$found" ] || break
     done
-    rm -rf "${base:?}/$node"
+    is_base_ours && rm -rf "${base:?}/$node"
 done
 say end ok

@@ -14,6 +14,9 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
+from ..errors import UsageError
+from ..ownership import make_private_folder
+
 __all__ = ["OLDEST_UV", "ClientUv", "client_uv", "client_uv_version", "packed_uv"]
 
 OLDEST_UV = (0, 5)
@@ -63,7 +66,7 @@ def packed_uv(uv: ClientUv, *, system: str, machine: str, libc: str) -> str | No
     folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "skyward", "client")
     name = f"uv-{uv.version}-{machine}-{kind}.gz"
     kept = os.path.join(folder, name)
-    if not os.path.exists(kept) and not _can_be_written(folder):
+    if not _can_be_used(folder):
         folder = _of_this_process()
         kept = os.path.join(folder, name)
     if os.path.exists(kept):
@@ -80,9 +83,11 @@ def packed_uv(uv: ClientUv, *, system: str, machine: str, libc: str) -> str | No
     return kept
 
 
-def _can_be_written(folder: str) -> bool:
-    with contextlib.suppress(OSError):
-        os.makedirs(folder, exist_ok=True)
+def _can_be_used(folder: str) -> bool:
+    try:
+        make_private_folder(folder)
+    except (OSError, UsageError):  # the binary is what nodes run: it never comes from a stranger's folder
+        return False
     return os.access(folder, os.W_OK | os.X_OK)
 
 

@@ -106,6 +106,7 @@ class Arrivals:
             index=said["index"],
             at=said["at"],
             stack=said["stack"],
+            why=said.get("why", ""),
         )
         if task.is_cancelled or task.handles_loss:
             self._sending.finish(task, node)

@@ -86,7 +86,8 @@ class Gangs:
             self._end(gang)
             return
         if not gang.port:
-            error = RendezvousFailed(f"node {gang.placed[0]} has no free port for {gang.name!r}", task=gang.name)
+            why = frame.body.decode(errors="replace")
+            error = RendezvousFailed(f"{gang.name!r} cannot meet on node {gang.placed[0]}: {why}", task=gang.name)
             gang.failures += [(0.0, 0, error)]
             self._end(gang)
             return

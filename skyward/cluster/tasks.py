@@ -88,6 +88,8 @@ class Loss:
     the node is gone itself."""
     stack: str = ""
     """Where its Python code crashed."""
+    why: str = ""
+    """Why its process could not be started; empty: it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +362,8 @@ def _loss_error(loss: Loss, name: str, again: str) -> NodeError:
 
 
 def _death(loss: Loss) -> str:
+    if loss.why:
+        return f"could not be started: {loss.why}"
     if loss.signal is None:
         return f"exited with code {loss.exit_code} (os._exit, or a crash while it started)"
     try:

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from typing import ClassVar
@@ -22,6 +21,7 @@ from ..errors import NoCapacity, ProviderError
 from ..events import Emit
 from ..image import LOCAL_FIELDS
 from ..machine import Machine, Offer, PoolSpec
+from ..ownership import runtime_folder
 from ..topology import Peer
 from ..wire.tasks import NodeConfig
 
@@ -30,6 +30,8 @@ __all__ = ["Local", "collect_garbage"]
 _START_LIMIT_S = 30.0
 _END_LIMIT_S = 5.0
 _ADDRESS = "127.0.0.1"
+_FOLDER = "skyward"
+"""Of the nodes' folders, below the temporary one."""
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _BOOT = """
 import sys
@@ -112,7 +114,7 @@ class Local:
         return NodeConfig(
             pool=pool,
             node=node,
-            folder=os.path.join(_runtime_folder(), f"{pool}-{node}-{os.urandom(3).hex()}"),
+            folder=os.path.join(runtime_folder(_FOLDER), f"{pool}-{node}-{os.urandom(3).hex()}"),
             slots=spec.concurrency,
             executor=spec.executor,
             python=sys.executable,
@@ -127,17 +129,6 @@ class Local:
             lease_s=self.lease_s,
             cancel_grace_s=spec.cancel_grace_s,
         )
-
-
-def _runtime_folder() -> str:
-    """Short, local to the machine and this user's alone: a socket's path has 108 bytes at most."""
-    folder = os.path.join(tempfile.gettempdir(), f"skyward-{os.getuid()}")
-    if len(folder) > 60:  # TMPDIR can be anything
-        folder = f"/tmp/skyward-{os.getuid()}"
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    if os.stat(folder).st_uid != os.getuid():
-        raise ProviderError(f"local: {folder} belongs to another user; set TMPDIR to a folder of your own")
-    return folder
 
 
 def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
@@ -195,7 +186,7 @@ def collect_garbage(*, is_dry_run: bool = False) -> list[str]:
     Live pools are not touched, nor those that start: for so long a folder may be without its socket.
     """
     found: list[str] = []
-    folder = _runtime_folder()
+    folder = runtime_folder(_FOLDER)
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if not _answers(os.path.join(path, SOCKET_NAME)) and not _is_starting(path):

@@ -6,15 +6,17 @@ import fcntl
 import os
 import random
 import socket
-import tempfile
 
-from ..errors import RendezvousFailed
+from ..errors import RendezvousFailed, UsageError
+from ..ownership import runtime_folder
 
 __all__ = ["PortLocks", "port_behind"]
 
 _FIRST, _LAST = 20_000, 29_999
 """Below 32768, where Linux's ephemeral ports begin by default: no client of anybody's gets one of these by chance."""
 _TRIES = 200
+_FOLDER = "skyward-ports"
+"""Of the lock files, below the temporary folder."""
 
 
 def port_behind(port: int, steps: int) -> int:
@@ -30,34 +32,51 @@ class PortLocks:
     def __init__(self, address: str) -> None:
         self._address = address
         self._held: dict[int, int] = {}
-        self._folder = os.path.join(tempfile.gettempdir(), f"skyward-ports-{os.getuid()}")
 
     def reserve(self) -> int:
-        """A free port. Raises RendezvousFailed when none is found."""
+        """Lock a free port and return it.
+
+        Raises:
+            RendezvousFailed: none is free, or no lock can be made, and why.
+        """
+        why = ""
         for _ in range(_TRIES):
             port = random.randint(_FIRST, _LAST)
-            if not self._lock(port):
-                continue
-            if self._is_free(port):
-                return port
+            try:
+                if not self._lock(port):
+                    continue
+                if self._is_free(port):
+                    return port
+            except (OSError, RendezvousFailed) as error:
+                why = f"; the last try: {error}"
             self.release(port)
-        raise RendezvousFailed(f"no free port between {_FIRST} and {_LAST} after {_TRIES} tries")
+        raise RendezvousFailed(f"no free port between {_FIRST} and {_LAST} after {_TRIES} tries{why}")
 
     def hold(self, port: int) -> None:
-        """This very port, until `release` or the end of the process. Raises RendezvousFailed if another process holds
-        it; the gang is then started on other ports.
+        """Lock this very port until `release` or the end of the process.
+
+        Raises:
+            RendezvousFailed: another process holds it, or the lock cannot be made. The gang is then started on other
+                ports.
         """
         if not self._lock(port):
             raise RendezvousFailed(f"port {port} of {self._address} is held for another gang")
 
     def _lock(self, port: int) -> bool:
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        fd = os.open(os.path.join(self._folder, str(port)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """False: another process has it."""
+        fd = -1
         try:
+            path = os.path.join(runtime_folder(_FOLDER), str(port))
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(fd)
             return False
+        except (OSError, UsageError) as error:
+            # Full or read-only disks, no descriptors, a hostile neighbour: this gang cannot meet, others may go on.
+            if fd >= 0:
+                os.close(fd)
+            raise RendezvousFailed(f"port {port} of {self._address} cannot be locked: {error}") from error
         self._held[port] = fd
         return True
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import paramiko
 
+from ..ownership import check_file
 from .target import Target
 
 __all__ = ["configuration"]
@@ -19,7 +20,7 @@ _PROBE = "SkywardIsHere"
 
 
 def configuration(target: Target) -> dict[str, Any]:
-    """By names in lower case. Raises paramiko's ConfigParseError."""
+    """By names in lower case. Raises paramiko's ConfigParseError, and UsageError for another user's file."""
     if target.config_file == "none":
         return {}
     lines: list[str] = []
@@ -34,6 +35,7 @@ def _read(path: str, host: str, lines: list[str], depth: int = 0) -> None:
 
     An included file begins and ends in the section that includes it, whatever sections of its own it opens.
     """
+    check_file(path, "config_file")
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             texts = file.read().splitlines()

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-from ..errors import UsageError
+from ..ownership import runtime_folder
 
 __all__ = ["close_folder", "collect_garbage", "kill_process", "locked", "make_folder", "record_process"]
 
@@ -20,19 +20,8 @@ _OLD_S = 600.0
 _END_S = 2.0
 _KILLED_S = 1.0
 _OWNER = "owner"
-
-
-def _root() -> str:
-    """A socket's path has 108 bytes at most, and the client of OpenSSH adds 17 of its own."""
-    name = f"skyward-ssh-{os.getuid()}"
-    folder = os.path.join(tempfile.gettempdir(), name)
-    if len(folder) > 60:  # TMPDIR can be anything
-        folder = f"/tmp/{name}"
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    status = os.lstat(folder)
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise UsageError(f"{folder}: others can write there; remove it, or set TMPDIR to a folder of your own")
-    return folder
+_FOLDER = "skyward-ssh"
+"""Of all connections, below the temporary one. The client of OpenSSH adds 17 bytes of its own to a socket's path."""
 
 
 def close_folder(folder: str, pid_of: Callable[[], int]) -> None:
@@ -49,7 +38,7 @@ def close_folder(folder: str, pid_of: Callable[[], int]) -> None:
 
 def make_folder() -> str:
     """A new one. What connections of dead programs left is removed on the way."""
-    root = _root()
+    root = runtime_folder(_FOLDER)
     collect_garbage(root)
     folder = tempfile.mkdtemp(prefix="", dir=root)  # mode 0700
     with open(os.path.join(folder, _OWNER), "w") as file:
@@ -60,7 +49,7 @@ def make_folder() -> str:
 def collect_garbage(root: str = "") -> list[str]:
     """Remove the folders of connections that ended long ago; which they were."""
     found = []
-    root = root or _root()
+    root = root or runtime_folder(_FOLDER)
     os.utime(root)
     # The file system's: by a wrong clock of ours a folder that was made a moment ago would be old.
     now = os.stat(root).st_mtime

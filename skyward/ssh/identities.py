@@ -17,6 +17,7 @@ from typing import Any
 
 import paramiko
 
+from ..ownership import check_path
 from .target import Target
 
 __all__ = ["Identities"]
@@ -104,6 +105,8 @@ class Identities:
         if where.startswith("$"):
             where = where.strip("${}")
         path = os.environ.get(where, "") if "/" not in where else os.path.expanduser(where)
+        if path:
+            check_path(path)
         with _agent_variable:  # there is no other way to tell paramiko
             before = os.environ.get("SSH_AUTH_SOCK")
             os.environ["SSH_AUTH_SOCK"] = path

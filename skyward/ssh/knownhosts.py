@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ..ownership import check_path
+
 __all__ = ["KnownKey", "known_keys"]
 
 
@@ -31,12 +33,14 @@ class KnownKey:
 def known_keys(files: Iterable[str], name: str) -> list[KnownKey]:
     """Of the machine that is looked up by `name`: "host", or "[host]:port" where that is not 22.
 
-    Files that cannot be read count as empty, lines that are broken as absent.
+    Files that cannot be read count as empty, lines that are broken as absent. Raises UsageError for a file that a
+    stranger may have put there.
     """
     return [key for file in files for key in _lines_of(file, name.lower())]
 
 
 def _lines_of(file: str, name: str) -> Iterator[KnownKey]:
+    check_path(file)
     try:
         with open(file, encoding="utf-8", errors="replace") as lines:
             texts = lines.read().splitlines()

@@ -13,6 +13,7 @@ from typing import Any
 import paramiko
 
 from ..errors import SkywardError, Unreachable
+from ..ownership import check_path
 from .configuration import configuration
 from .failures import failure
 from .hostkeys import accepts, fingerprint, unknown_key
@@ -222,6 +223,7 @@ class _Policy(paramiko.MissingHostKeyPolicy):
             if any(one.mark == "cert-authority" for one in self._known):
                 error.add_note("known_hosts has an authority for it, which only transport='openssh' understands")
             raise error
+        check_path(self._file)
         os.makedirs(os.path.dirname(os.path.abspath(self._file)), mode=0o700, exist_ok=True)
         with open(os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a") as file:
             file.write(f"{hostname} {sent}\n")

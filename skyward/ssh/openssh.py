@@ -9,7 +9,8 @@ import re
 import subprocess
 import threading
 
-from ..errors import SkywardError, Unreachable, UsageError
+from ..errors import SkywardError, Unreachable
+from ..ownership import check_file, check_path
 from .command import run_process
 from .failures import failure
 from .folder import close_folder, kill_process, locked, make_folder, record_process
@@ -32,8 +33,7 @@ _CHECK_S = 2.0
 
 def openssh(target: Target) -> Pooled:
     """A Connection through `ssh`. Raises UsageError where the target names a key file that is not there."""
-    if target.key_file is not None and not os.path.isfile(os.path.expanduser(target.key_file)):
-        raise UsageError(f"ssh {target}: key_file: there is no file {target.key_file}")
+    target.check_key_file()
     return Pooled(Master(target, make_folder()), __name__, terminal="skyward.ssh.terminal")
 
 
@@ -139,6 +139,8 @@ class Master:
     def _prepare(self, stop: threading.Event | None) -> None:
         """The files that the options name."""
         keys = self.target.host_keys
+        if keys.file:
+            check_path(keys.file)
         with open(self._config, "w") as file:
             file.write(_config(self.target))
         if keys.policy == "given":
@@ -238,6 +240,7 @@ def _config(target: Target) -> str:
         lines.append(f"IdentityFile {_quoted(target.key_file)}")
     if target.config_file != "none":
         included = os.path.abspath(os.path.expanduser(target.config_file or "~/.ssh/config"))
+        check_file(included, "config_file")  # `ssh -F` does not look whose it is
         lines += ["Match all", f'Include "{included}"', "Include /etc/ssh/ssh_config"]
     return "\n".join(lines) + "\n"
 

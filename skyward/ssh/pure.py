@@ -22,7 +22,7 @@ import threading
 import time
 from typing import Any
 
-from ..errors import MissingDependency, SkywardError, Unreachable, UsageError
+from ..errors import MissingDependency, SkywardError, Unreachable
 from . import launch
 from .command import run_process
 from .folder import close_folder, kill_process, locked, make_folder, record_process
@@ -42,8 +42,7 @@ def pure(target: Target) -> Pooled:
     """A Connection through paramiko. Raises MissingDependency; UsageError where there is no such key file."""
     if importlib.util.find_spec("paramiko") is None:
         raise MissingDependency("there is no `ssh` command here and no paramiko: `pip install skyward[ssh]`")
-    if target.key_file is not None and not os.path.isfile(os.path.expanduser(target.key_file)):
-        raise UsageError(f"ssh {target}: key_file: there is no file {target.key_file}")
+    target.check_key_file()
     return Pooled(ParamikoHolder(target, make_folder()), __name__)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..errors import UsageError
+from ..ownership import check_path
 
 __all__ = ["HostKeys", "Target"]
 
@@ -84,6 +86,15 @@ class Target:
             raise UsageError(f"Target.port: {self.port!r}; it is a number from 1 to 65535")
         if not self.connect_timeout_s > 0:
             raise UsageError(f"Target.connect_timeout_s: {self.connect_timeout_s!r}; it is a number of seconds > 0")
+
+    def check_key_file(self) -> None:
+        """Refuse a key file that is not there, or that a stranger may have put there. Raises UsageError."""
+        if self.key_file is None:
+            return
+        path = os.path.expanduser(self.key_file)
+        check_path(path)
+        if not os.path.isfile(path):
+            raise UsageError(f"ssh {self}: key_file: there is no file {self.key_file}")
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""

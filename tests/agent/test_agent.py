@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import pickle
+import resource
 import socket
 import subprocess
 import sys
@@ -42,6 +45,26 @@ RANK = Rank(
     head_port=1,
     local_addr="127.0.0.1",
 )
+
+
+@contextlib.contextmanager
+def few_files(left: int) -> Iterator[None]:
+    """This process may open so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for fd in taken[:left]:
+            os.close(fd)
+        del taken[:left]
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
 
 
 class Client:
@@ -86,9 +109,35 @@ def test_the_task_of_a_rank_that_could_not_be_made_is_lost_and_runs_nowhere(
     (lost,) = agent._client.heard
     assert (lost.kind, lost.ident) == (Kind.LOST, 7)
     assert json.loads(lost.body)["started"] is False
+    assert "/nowhere" in json.loads(lost.body)["why"]
     assert not slot.running
     assert not agent._failed_ranks
     slot.close()
+
+
+def test_a_rank_without_descriptors_left_costs_its_gang_and_not_the_node(agent: Any) -> None:
+    order = pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))
+    with few_files(0):
+        agent._on_rank(Frame(Kind.RANK, 0, 1, 7, order))
+    agent._on_task(task(7, "gang", encode(((), {}), lambda data: pytest.fail("a blob")).body))
+    (lost,) = agent._client.heard
+    assert (lost.kind, lost.ident) == (Kind.LOST, 7)
+    assert "Too many open files" in json.loads(lost.body)["why"]
+
+
+@pytest.mark.parametrize("left", range(14))
+def test_a_slot_that_cannot_be_made_leaves_no_descriptor_open(left: int) -> None:
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    with few_files(left):
+        try:
+            slot = make_slot(0, line_number=1)
+        except OSError:
+            slot = None
+    if slot is not None:
+        slot.close()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: Any) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ProviderError
+from ...errors import ProviderError, UsageError
+from ...ownership import check_path, make_private_folder
 
 __all__ = ["Kept", "cache_folder", "cached"]
 
@@ -24,11 +25,13 @@ class Kept:
 
 
 def cache_folder() -> str:
-    """`$XDG_CACHE_HOME/skyward/aws`, else `~/.cache/skyward/aws`."""
+    """`$XDG_CACHE_HOME/skyward/aws`, else `~/.cache/skyward/aws`. Raises UsageError, see `skyward.ownership`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.cache")
-    return os.path.join(base, "skyward", "aws")
+    folder = os.path.join(base, "skyward", "aws")
+    check_path(folder)
+    return folder
 
 
 def cached(key: str, max_age_s: float, fetch: Callable[[], Any]) -> Kept:
@@ -46,7 +49,7 @@ def cached(key: str, max_age_s: float, fetch: Callable[[], Any]) -> Kept:
         if old is None:
             raise
         return old
-    with contextlib.suppress(OSError):  # it is only a cache
+    with contextlib.suppress(OSError, UsageError):  # it is only a cache
         _write(path, new)
     return new
 
@@ -61,7 +64,7 @@ def _read(path: str) -> Kept | None:
 
 
 def _write(path: str, kept: Kept) -> None:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_private_folder(os.path.dirname(path))
     partial = f"{path}.{os.getpid()}"
     with open(partial, "w", encoding="utf-8") as file:
         json.dump({"at": kept.at, "value": kept.value}, file)

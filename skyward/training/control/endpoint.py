@@ -24,6 +24,7 @@ from typing import Any
 from ...control import check_job_id
 from ...errors import UsageError
 from ...journal import Owner, state_folder
+from ...ownership import make_private_folder
 
 __all__ = [
     "Endpoint",
@@ -165,7 +166,7 @@ def sweep(job_id: str | None = None) -> list[str]:
 @contextlib.contextmanager
 def _locked(root: str) -> Iterator[None]:
     """One process at a time decides what is stale: a folder without an owner is not one that is being made."""
-    os.makedirs(root, mode=0o700, exist_ok=True)
+    make_private_folder(root)
     fd = os.open(os.path.join(root, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
