@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import reprlib
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future as StdFuture
@@ -15,11 +16,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Real
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, get_origin, overload
 
 from .errors import NoActivePool, UsageError
 from .launch import Launch
+from .signatures import check_arguments, innermost, name_of
+from .unrun import Unrun
 
 __all__ = [
     "CallOptions",
@@ -29,9 +32,13 @@ __all__ = [
     "PendingComputeGroup",
     "Target",
     "active_pool",
+    "as_compute",
     "compute",
+    "find_by_name",
     "gather",
+    "is_importable",
     "open_pools",
+    "pending_of",
     "pop_active",
     "push_active",
     "resolve_target",
@@ -110,12 +117,12 @@ def _call_options(given: dict[str, Any]) -> dict[str, Any]:
 class Dispatcher(Protocol):
     """What a pool offers to the operators."""
 
-    def run(self, pending: PendingCompute[T]) -> T: ...
-    def submit(self, pending: PendingCompute[T]) -> StdFuture[T]: ...
-    def broadcast(self, pending: PendingCompute[T]) -> list[T]: ...
+    def run(self, call: PendingCompute[T], /) -> T: ...
+    def submit(self, call: PendingCompute[T], /) -> StdFuture[T]: ...
+    def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...
     def run_group(self, group: PendingComputeGroup) -> Any: ...
     def submit_group(self, group: PendingComputeGroup) -> StdFuture[tuple[Any, ...]]: ...
-    def run_async(self, pending: PendingCompute[T]) -> Coroutine[Any, Any, T]: ...
+    def run_async(self, call: PendingCompute[T], /) -> Coroutine[Any, Any, T]: ...
 
 
 Target = Dispatcher | ModuleType
@@ -127,26 +134,38 @@ class ComputeFunction(Generic[P, T_co]):
     fn: Callable[P, T_co]
     options: CallOptions
     __name__: str
+    __qualname__: str
 
     def __init__(self, fn: Callable[P, T_co], options: CallOptions) -> None:
-        functools.update_wrapper(self, fn)
+        _wear_names_of(self, fn)
         self.fn = fn
         self.options = options
-        self.launch = Launch(integrations=getattr(fn, "__skyward_integrations__", ()))
+        self.launch = Launch(integrations=getattr(_without_partials(fn), "__skyward_integrations__", ()))
+        self._fitting: set[tuple[int | str, ...]] = set()
+        """Shapes of arguments that fit the signature: how many by position, and the names of the others."""
 
     @functools.cached_property
     def is_generator(self) -> bool:
         """Whether a call gives a stream of values."""
-        return inspect.isgeneratorfunction(inspect.unwrap(self.fn))
+        return inspect.isgeneratorfunction(innermost(self.fn))
 
     @functools.cached_property
     def iterator_parameters(self) -> tuple[str, ...]:
         """The parameters annotated `Iterator[T]`: their arguments are streamed in."""
-        hints = getattr(inspect.unwrap(self.fn), "__annotations__", {})
+        hints = getattr(innermost(self.fn), "__annotations__", {})
         return tuple(name for name, hint in hints.items() if name != "return" and _is_iterator(hint))
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T_co]:
+        if (len(args), *kwargs) not in self._fitting:
+            self._check(args, kwargs)
         return PendingCompute(self, args, kwargs, self.options)
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise WrongArguments. Arguments of one shape are checked once: binding costs more than the rest of a call."""
+        check_arguments(self.fn, args, kwargs)
+        if len(self._fitting) == _SHAPES:
+            self._fitting.clear()
+        self._fitting.add((len(args), *kwargs))
 
     def local(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """Run the original function here and now."""
@@ -167,14 +186,44 @@ class ComputeFunction(Generic[P, T_co]):
         return bound
 
     def __repr__(self) -> str:
-        return f"<compute {self.fn.__module__}.{self.fn.__qualname__}>"
+        return f"<compute {self.__module__}.{self.__qualname__}>"
 
     def __reduce__(self) -> Any:
         # By name where the name leads back here; pickle checks that. Otherwise by value.
-        module, name = self.fn.__module__, self.fn.__qualname__
-        if module != "__main__" and "<locals>" not in name and find_by_name(module, name) is self:
-            return find_by_name, (module, name)
+        if is_importable(self, self):
+            return find_by_name, (self.__module__, self.__qualname__)
         return ComputeFunction, (self.fn, self.options)
+
+
+_SHAPES = 64
+"""Shapes of arguments that a function remembers: those of a function that takes any keyword have no end."""
+
+
+def _wear_names_of(wrapper: ComputeFunction[..., Any], function: Callable[..., Any]) -> None:
+    """`functools.update_wrapper` for any callable: builtins and partials lack names, and a class has no such dict."""
+    has_dict = isinstance(function, FunctionType | MethodType)
+    functools.update_wrapper(wrapper, function, updated=("__dict__",) if has_dict else ())
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    wrapper.__name__ = name_of(function)
+    wrapper.__qualname__ = qualname if isinstance(qualname, str) else wrapper.__name__
+    wrapper.__module__ = module if isinstance(module, str) else "builtins"
+
+
+def _without_partials(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def is_importable(named: Any, value: object) -> bool:
+    """Whether the names of one callable lead to the value in every process that can import its module."""
+    module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
+        return False
+    try:
+        return find_by_name(module, name) is value
+    except ImportError:
+        return False
 
 
 def find_by_name(module: str, qualified_name: str) -> Any:
@@ -229,18 +278,23 @@ def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         >>> add.local(1, 2)
         3
         >>> add(1, 2)
-        <pending add(1, 2)>
+        <add(1, 2), not run: send it with `>> pool`>
     """
     checked = CallOptions(**_call_options(options))
 
     def decorate(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
         if isinstance(function, ComputeFunction):
             raise UsageError(f"compute: {function!r} is decorated already; use .with_options(...) to change it")
+        if isinstance(function, functools.partial) and isinstance(function.func, ComputeFunction):
+            inner = function.func
+            bound = functools.partial(inner.fn, *function.args, **function.keywords)
+            return ComputeFunction(bound, checked if options else inner.options)
         if not callable(function):
             raise UsageError(f"compute: {function!r} is not a function")
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        code = innermost(function)
+        if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
             raise UsageError(
-                f"compute: {function.__qualname__} is an `async def`, whose value is a coroutine, and none can travel; "
+                f"compute: {name_of(function)} is an `async def`, whose value is a coroutine, and none can travel; "
                 "decorate a plain function that calls asyncio.run(...)"
             )
         return ComputeFunction(function, checked)
@@ -248,13 +302,40 @@ def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return decorate if fn is None else decorate(fn)
 
 
+def pending_of(
+    call: PendingCompute[Any] | Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> PendingCompute[Any]:
+    """The call that a method of a target was given: a pending one, or a function and its arguments.
+
+    Raises UsageError: it is neither.
+    """
+    if isinstance(call, PendingCompute):
+        if args or kwargs:
+            raise UsageError(f"{call!r}: its arguments are in it already; pass nothing besides it")
+        return call
+    if isinstance(call, PendingComputeGroup):
+        raise UsageError(f"{call!r}: several calls; use run_group() or submit_group(), or the operators >> and >")
+    if not callable(call):
+        raise UsageError(f"{_short(call)} is neither a function nor a call of one; pass the function and its arguments")
+    return as_compute(call)(*args, **(kwargs or {}))
+
+
+def as_compute(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
+    """The function itself if it is a @compute function, so with its options; otherwise decorated now."""
+    return function if isinstance(function, ComputeFunction) else compute(function)
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 40
+
+
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    text = value.as_written if isinstance(value, Unrun) else _REPR.repr(value)
+    return " ".join(text.split())
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PendingCompute(Generic[T_co]):
+class PendingCompute(Unrun, Generic[T_co]):
     """A call that has not been made: `>> pool` runs it on one node, `@ pool` on all, `> pool` gives a future."""
 
     fn: ComputeFunction[..., T_co]
@@ -264,7 +345,7 @@ class PendingCompute(Generic[T_co]):
 
     @property
     def name(self) -> str:
-        return self.options.name or self.fn.fn.__name__
+        return self.options.name or self.fn.__name__
 
     def with_options(self, **options: Any) -> PendingCompute[T_co]:
         """A copy with other options; see `CallOptions`."""
@@ -285,17 +366,29 @@ class PendingCompute(Generic[T_co]):
     def __and__(self, other: PendingCompute[Any] | PendingComputeGroup) -> PendingComputeGroup:
         return PendingComputeGroup((self,)) & other
 
-    def __bool__(self) -> bool:
-        # `a > pool > b` and `if f(x):` would otherwise silently mean something else.
-        raise UsageError(f"{self!r} has no truth value: it has not run; send it with `>> pool` first")
+    __hash__ = Unrun.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PendingCompute):
+            return (self.fn, self.args, self.kwargs, self.options) == (
+                other.fn,
+                other.args,
+                other.kwargs,
+                other.options,
+            )
+        return self.refuse_equality(other)
+
+    @property
+    def as_written(self) -> str:
+        args = [_short(a) for a in self.args] + [f"{k}={_short(v)}" for k, v in self.kwargs.items()]
+        return f"{self.name}({', '.join(args)})"
 
     def __repr__(self) -> str:
-        args = [_short(a) for a in self.args] + [f"{k}={_short(v)}" for k, v in self.kwargs.items()]
-        return f"<pending {self.name}({', '.join(args)})>"
+        return f"<{self.as_written}, not run: send it with `>> pool`>"
 
 
-@dataclass(frozen=True, slots=True)
-class PendingComputeGroup:
+@dataclass(frozen=True, slots=True, repr=False)
+class PendingComputeGroup(Unrun):
     """Calls that run in parallel: `>>` gives their values in order, `>` a future of them.
 
     With `stream`, `>>` gives an iterator of values as they come: in the order of the calls, or with `ordered=False`
@@ -330,6 +423,14 @@ class PendingComputeGroup:
 
     def __iter__(self) -> Iterator[PendingCompute[Any]]:
         return iter(self.items)
+
+    @property
+    def as_written(self) -> str:
+        shown = [pending.as_written for pending in self.items[:3]]
+        return f"({' & '.join(shown)}{' & ...' if len(self) > 3 else ''})"
+
+    def __repr__(self) -> str:
+        return f"<{self.as_written}, {len(self)} calls that have not run: send them with `>> pool`>"
 
 
 def gather(*pendings: PendingCompute[Any], stream: bool = False, ordered: bool = True) -> PendingComputeGroup:

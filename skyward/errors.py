@@ -5,6 +5,8 @@
     │   ├── NoActivePool           `f() >> sky` without an open pool
     │   ├── PoolClosed             the pool is not started, or already closed
     │   ├── ArgumentNotPicklable   an argument or the function cannot travel
+    │   ├── WrongArguments         the arguments do not fit the function's signature
+    │   ├── NotRun                 a call that has not run is used as if it were its value
     │   └── MissingDependency      an optional package is not installed
     ├── ProviderError              the provider of machines
     │   ├── NoCapacity             it has none of what was asked for
@@ -73,6 +75,7 @@ __all__ = [
     "NoCapacity",
     "NodeError",
     "NodeLost",
+    "NotRun",
     "OutcomeUnknown",
     "PayloadNotLoadable",
     "PoolClosed",
@@ -92,6 +95,7 @@ __all__ = [
     "Throttled",
     "Unreachable",
     "UsageError",
+    "WrongArguments",
 ]
 
 
@@ -125,6 +129,18 @@ class ArgumentNotPicklable(UsageError):
     """The function or one of its arguments cannot be sent; `argument` names which."""
 
     argument: str = ""
+
+
+class WrongArguments(UsageError, TypeError):
+    """The arguments do not fit the signature; a TypeError, as Python raises for a plain call."""
+
+
+class NotRun(UsageError, TypeError, AttributeError):
+    """A pending call is used as if it were its value.
+
+    It is what Python raises for the same use of any other object, too: a TypeError and an AttributeError. So `hasattr`
+    and libraries that try what an object can do get the answer that they expect.
+    """
 
 
 class MissingDependency(UsageError, ImportError):

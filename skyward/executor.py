@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .calls import ComputeFunction, compute
+from .calls import PendingCompute, as_compute
 from .futures import Future
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ class PoolExecutor(concurrent.futures.Executor):
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Raises RuntimeError after `shutdown`."""
-        function = fn if isinstance(fn, ComputeFunction) else compute(fn)
+        function = as_compute(fn)
+        # As with the standard ones, wrong arguments are the future's error.
+        pending: PendingCompute[T] = PendingCompute(function, args, kwargs, function.options)
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            future: Future[T] = self._pool._submit_strict(function(*args, **kwargs))
+            future = self._pool._submit_strict(pending)
             self._futures.add(future)
         future.add_done_callback(self._done)
         return future

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future as StdFuture
 from typing import Any
 
@@ -12,7 +12,7 @@ import cloudpickle
 from .calls import ComputeFunction
 from .cluster.functions import FunctionTable
 from .cluster.tasks import WireFunction
-from .errors import ArgumentNotPicklable, UsageError
+from .errors import ArgumentNotPicklable, NotRun, UsageError
 from .launch import Launch
 from .wire.blobs import BlobStore
 from .wire.frames import INLINE_LIMIT
@@ -40,6 +40,8 @@ class Packing:
         """Raises ArgumentNotPicklable."""
         try:
             return self._functions.get(function)
+        except NotRun as error:
+            raise ArgumentNotPicklable(f"the function {name!r} cannot be sent: {error}", argument=name) from error
         except Exception as error:
             raise ArgumentNotPicklable(
                 f"the function {name!r} cannot be sent: {type(error).__name__}: {error}; "
@@ -68,12 +70,10 @@ class Packing:
             return encode((args, kwargs), lambda data: seen.put(data, put), may_stay=may_stay, reduce=seen.reduce)
         except Exception as error:
             which, value = self._unpicklable(args, kwargs)
-            advice = "send plain data, arrays or paths, and open files, locks and connections inside the function"
-            if isinstance(value, StdFuture):
-                advice = "send its value: .result()"
-            raise ArgumentNotPicklable(
-                f"{name}(): {which} cannot be sent: {type(error).__name__}: {error}; {advice}", argument=which
-            ) from error
+            reason = f"{type(error).__name__}: {error}; {_advice(value)}"
+            if isinstance(error, NotRun):
+                reason = str(error)
+            raise ArgumentNotPicklable(f"{name}(): {which} cannot be sent: {reason}", argument=which) from error
 
     def _unpicklable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, object]:
         named = [(f"argument {i + 1}", v) for i, v in enumerate(args)]
@@ -84,6 +84,15 @@ class Packing:
             except Exception:
                 return f"{which} (a {type(value).__qualname__})", value
         return "an argument", None
+
+
+def _advice(value: object) -> str:
+    """What to send instead of an argument that cannot be sent."""
+    if isinstance(value, StdFuture):
+        return "send its value: .result()"
+    if isinstance(value, Iterator):
+        return "annotate the parameter Iterator[...] and its items are streamed, or send a list of them"
+    return "send plain data, arrays or paths, and open files, locks and connections inside the function"
 
 
 def packed_launch(launch: Launch) -> bytes:

@@ -10,9 +10,9 @@ import contextlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from .calls import CallOptions, ComputeFunction, PendingCompute, PendingComputeGroup, compute
+from .calls import ComputeFunction, PendingCompute, PendingComputeGroup, as_compute, pending_of
 from .cluster.engine import Engine
 from .cluster.nested import refuse_gang_options
 from .cluster.tasks import SendAgain
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Calls", "NodeCount", "NodeTarget", "checked_nodes", "checked_roles"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -59,14 +60,24 @@ class Calls(ABC):
     def _running(self) -> tuple[Engine, Dispatch]:
         """Raises PoolClosed."""
 
-    def run(self, pending: PendingCompute[T]) -> T:
+    @overload
+    def run(self, call: PendingCompute[T], /) -> T: ...
+    @overload
+    def run(self, call: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def run(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def run(
+        self, call: PendingCompute[T] | ComputeFunction[..., T] | Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> T:
         """Run the call on one of the nodes and wait for its value: `pending >> pool`.
 
+        It takes a pending call, or a function and its arguments: `pool.run(f(3))` and `pool.run(f, 3)` are the same.
         A generator function gives an iterator of what it yields. Ctrl-C stops the call.
 
         Raises:
             Whatever the function raised, as itself; NodeLost, SlotLost, TaskTimeout, TaskError.
         """
+        pending: PendingCompute[T] = pending_of(call, args, kwargs)
         engine, dispatch = self._running()
         future: Future[T]
         try:
@@ -77,8 +88,17 @@ class Calls(ABC):
             future = dispatch.on_one_node(pending, nodes=self._goes_to)
             return value_of(future)
 
-    def submit(self, pending: PendingCompute[T]) -> Future[T]:
-        """Run the call on one of the nodes; a future of its value: `pending > pool`."""
+    @overload
+    def submit(self, call: PendingCompute[T], /) -> Future[T]: ...
+    @overload
+    def submit(self, call: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
+    @overload
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
+    def submit(
+        self, call: PendingCompute[T] | ComputeFunction[..., T] | Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> Future[T]:
+        """Run the call on one of the nodes; a future of its value: `pending > pool`. It takes what `run` takes."""
+        pending: PendingCompute[T] = pending_of(call, args, kwargs)
         return self._running()[1].on_one_node(pending, nodes=self._goes_to)
 
     def _submit_strict(self, pending: PendingCompute[T]) -> Future[T]:
@@ -88,12 +108,22 @@ class Calls(ABC):
         """`submit` for integrations that send the same arrays many times; see SeenArrays."""
         return self._running()[1].on_one_node(pending, nodes=self._goes_to, seen=seen)
 
-    def broadcast(self, pending: PendingCompute[T]) -> list[T]:
+    @overload
+    def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...
+    @overload
+    def broadcast(self, call: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]: ...
+    @overload
+    def broadcast(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]: ...
+    def broadcast(
+        self, call: PendingCompute[T] | ComputeFunction[..., T] | Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> list[T]:
         """Run the call on each of the nodes and wait for all: values in the order of the nodes: `pending @ pool`.
 
+        It takes what `run` takes.
         Under an integration the nodes form a gang, and a node's value is that of its first rank. If one call fails
         the others are stopped.
         """
+        pending = pending_of(call, args, kwargs)
         futures = self._running()[1].on_each_node(pending, self.node_numbers)
         if pending.fn.launch.is_gang:
             values: list[T] = value_of(futures[0])
@@ -112,13 +142,18 @@ class Calls(ABC):
         futures = [self.submit(pending) for pending in group]
         return joined(futures)
 
-    async def run_async(self, pending: PendingCompute[T] | PendingComputeGroup) -> Any:
-        """`run` for asyncio: the event loop goes on meanwhile, and cancelling the await stops the call."""
+    async def run_async(
+        self, call: PendingCompute[T] | PendingComputeGroup | Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """`run` for asyncio: the event loop goes on meanwhile, and cancelling the await stops the call.
+
+        It sends nothing before it is awaited. For a future without asyncio there is `submit`.
+        """
         future: Future[Any]
-        if isinstance(pending, PendingComputeGroup):  # noqa: SIM108  # checkers follow this form
-            future = self.submit_group(pending)
+        if isinstance(call, PendingComputeGroup):
+            future = self.submit_group(call)
         else:
-            future = self.submit(pending)
+            future = self.submit(pending_of(call, args, kwargs))
         return await asyncio.wrap_future(future)
 
     @overload
@@ -208,18 +243,18 @@ class Calls(ABC):
             raise UsageError("map: give at least one iterable of arguments")
         if not callable(fn):
             raise UsageError(f"map: {fn!r} is not a function")
-        function = fn if isinstance(fn, ComputeFunction) else None
-        if (function or compute(fn)).is_generator:
+        function = as_compute(fn)
+        if function.is_generator:
             raise UsageError(f"map: {fn!r} is a generator function; return a list, or stream it: `fn(x) >> pool`")
-        if function is not None and function.launch.is_gang:
-            raise UsageError(f"map: {function!r} is under an integration, which makes a gang; use `@ pool` for those")
-        options = function.options if function is not None else CallOptions()
-        name = options.name or str(getattr(function.fn if function else fn, "__name__", type(fn).__name__))
+        if function.launch.is_gang:
+            raise UsageError(f"map: {fn!r} is under an integration, which makes a gang; use `@ pool` for those")
+        options = function.options
+        name = options.name or function.__name__
         refuse_gang_options(options, name)
         return MapRun(
             engine=engine,
             packing=dispatch.packing,
-            function=dispatch.packing.function(fn, name),
+            function=dispatch.packing.function(fn if isinstance(fn, ComputeFunction) else function.fn, name),
             name=name,
             options=options,
             iterables=iterables,

@@ -48,7 +48,7 @@ def test_name_doc_and_signature_stay() -> None:
 
 
 def test_a_pending_call_says_what_it_is() -> None:
-    assert repr(add(1, b=2)) == "<pending add(1, b=2)>"
+    assert repr(add(1, b=2)) == "<add(1, b=2), not run: send it with `>> pool`>"
     assert "..." in repr(sky.compute(len)("x" * 1000))
 
 

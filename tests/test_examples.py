@@ -19,7 +19,7 @@ GUIDES = sorted((ROOT / "guides").glob("*.md"))
 # What a reader is told to see, as regular expressions; in the order in which they appear.
 SHOWS: dict[str, tuple[str, ...]] = {
     "01_hello": (
-        r"<pending hello\('Ada'\)>",
+        r"<hello\('Ada'\), not run: send it with `>> pool`>",
         r"hello Ada, from node 0 of 2, process \d+",
         r"hello Grace, from node 0 of 2, process \d+\nhello Grace, from node 1 of 2, process \d+",
         r"22/7 = 3\.1429",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import functools
+import operator
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +36,95 @@ def test_a_running_call_cannot_be_cancelled(pool: sky.ComputePool, tmp_path: Pat
         assert not future.cancel()
         (tmp_path / "go").touch()
         assert future.result(timeout=20) == 7
+
+
+class Adder:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, x: int) -> int:
+        return x + self.by
+
+    @sky.compute
+    def times(self, x: int) -> int:
+        return x * self.by
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Adder) and other.by == self.by
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+CALLABLES: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
+    (functools.partial(pow, 2), (3,), 8),
+    (functools.partial(functools.partial(pow), 2, exp=3), (), 8),
+    (Adder(3), (4,), 7),
+    (Adder, (3,), Adder(3)),
+    (Adder(3).times, (4,), 12),
+    (operator.itemgetter(0), ([7],), 7),
+    (operator.attrgetter("real"), (3,), 3),
+    (operator.methodcaller("upper"), ("a",), "A"),
+    ("x".upper, (), "X"),
+    ("-".join, (["a", "b"],), "a-b"),
+    ([1].append, (2,), None),
+    ({"a": 1}.get, ("b", 5), 5),
+    (re.compile("a+").sub, ("-", "baab"), "b-b"),
+    (str.upper, ("a",), "A"),
+    (int, ("5",), 5),
+    (max, (3, 4), 4),
+    (lambda x: -x, (1,), -1),
+]
+
+
+@pytest.mark.parametrize(("function", "args", "value"), CALLABLES, ids=lambda part: repr(part)[:30])
+def test_whatever_the_standard_executors_take_is_taken(
+    pool: sky.ComputePool, function: Callable[..., Any], args: tuple[Any, ...], value: object
+) -> None:
+    call = sky.compute(function)(*args)
+    assert call >> pool == value
+    assert pool.submit(function, *args).result(timeout=20) == value
+    with pool.executor() as executor:
+        assert executor.submit(function, *args).result(timeout=20) == value
+        if args:
+            assert list(executor.map(function, *[[arg, arg] for arg in args])) == [value, value]
+    if args:
+        assert pool.map(function, *[[arg] for arg in args]) == [value]
+    assert repr(call).startswith(f"<{call.name}(")
+    assert repr(call.fn).startswith("<compute ")
+
+
+def test_asyncio_runs_partials_in_it(pool: sky.ComputePool) -> None:
+    async def main() -> int:
+        with pool.executor() as executor:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(executor, functools.partial(pow, 2, exp=5))
+
+    assert asyncio.run(main()) == 32
+
+
+def test_a_bound_method_of_a_builtin_is_sent_as_it_is_now(pool: sky.ComputePool) -> None:
+    items = [1]
+    copied = sky.compute(items.copy)
+    assert copied() >> pool == [1]
+    items.append(2)
+    assert copied() >> pool == [1, 2]
+
+
+def test_wrong_arguments_are_the_futures_error(pool: sky.ComputePool) -> None:
+    with pool.executor() as executor:
+        future = executor.submit(lambda x: x)
+        with pytest.raises(TypeError, match="missing 1 required positional argument"):
+            future.result(timeout=20)
+
+
+def test_callable_objects_may_be_generators_and_partials_may_be_of_one(pool: sky.ComputePool) -> None:
+    class Counter:
+        def __call__(self, limit: int) -> Iterator[int]:
+            yield from range(limit)
+
+    for function in (Counter(), functools.partial(Counter(), 3)):
+        args = () if isinstance(function, functools.partial) else (3,)
+        assert list(sky.compute(function)(*args) >> pool) == [0, 1, 2]
 
 
 def test_a_compute_function_keeps_its_options(pool: sky.ComputePool) -> None:

@@ -151,6 +151,46 @@ def test_methods_partials_lambdas_and_recursion(tmp_path: Path) -> None:
     assert said.splitlines() == ["6 15 Scale", "[2, 4, 8] [-1] [4]", "3628800 [-4] ['A']"]
 
 
+def test_cached_and_dispatched_functions_of_a_script(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        import functools
+
+        @functools.lru_cache(maxsize=None)
+        def fibonacci(n):
+            return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+        @functools.singledispatch
+        def size(x):
+            return 1
+
+        @size.register
+        def _(x: list):
+            return sum(size(item) for item in x)
+
+        @size.register(str)
+        def _(x):
+            return len(x)
+
+        @sky.compute
+        def both(n):
+            return fibonacci(n), size([["a", "bc"], 3])
+
+        print(both(90) >> pool, sky.compute(fibonacci)(91) >> pool, sky.compute(size)(["abc"]) >> pool)
+
+        @sky.compute
+        @functools.cache
+        def doubled(x):
+            print("once")
+            return 2 * x
+
+        print([doubled(4) >> pool for _ in range(3)])
+        """,
+    )
+    assert said.splitlines() == ["(2880067194370816120, 4) 4660046610375530309 3", "[8, 8, 8]"]
+
+
 @pytest.mark.parametrize("how", ["return total", "return nested(3)"])
 def test_nested_functions_and_closures(tmp_path: Path, how: str) -> None:
     said = run_script(

@@ -7,21 +7,22 @@ becoming another object.
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from ..calls import ComputeFunction, find_by_name
+from ..calls import ComputeFunction, is_importable
 from ..wire.blobs import content_digest
 from ..wire.payloads import PutBlob, encode
 from .tasks import WireFunction
 
 __all__ = ["FunctionTable"]
 
-_UNCHANGING = (int, float, complex, bool, str, bytes, type(None), types.ModuleType, types.BuiltinFunctionType)
-
+_UNCHANGING = (int, float, complex, bool, str, bytes, type(None), types.ModuleType)
+_CACHED = type(functools.lru_cache(abs))
 
 _KNOWN = 256
 """Functions whose pickle is remembered: the last that were new."""
@@ -98,22 +99,18 @@ def _add(obj: Any, made: Fingerprint, seen: set[int]) -> bool:
         return True
     seen.add(id(obj))
     if isinstance(obj, ComputeFunction):
-        return _is_importable(obj.fn, obj) or _add(obj.fn, made, seen)
+        return is_importable(obj, obj) or _add(obj.fn, made, seen)
+    if isinstance(obj, types.BuiltinFunctionType):  # a function of a module, or a method: [].append
+        return _add(obj.__self__, made, seen)
     if isinstance(obj, types.FunctionType):
-        return _is_importable(obj, obj) or _add_parts(obj, made, seen)
+        return is_importable(obj, obj) or _add_parts(obj, made, seen)
+    if isinstance(obj, _CACHED):
+        return is_importable(obj, obj) or _add(obj.__wrapped__, made, seen)
+    if isinstance(obj, types.MethodDescriptorType):  # str.upper
+        return _add(obj.__objclass__, made, seen)
     if isinstance(obj, type):
-        return obj.__module__ != "__main__" and _is_importable(obj, obj)
+        return is_importable(obj, obj)
     return type(obj) is tuple and all(_add(item, made, seen) for item in obj)
-
-
-def _is_importable(named: Any, obj: Any) -> bool:
-    module, name = named.__module__, named.__qualname__
-    if module in ("__main__", None) or "<locals>" in name or "<lambda>" in name:
-        return False
-    try:
-        return find_by_name(module, name) is obj
-    except ImportError:
-        return False
 
 
 def _add_parts(function: types.FunctionType, made: Fingerprint, seen: set[int]) -> bool:

@@ -164,7 +164,7 @@ def numeric_threads(rank: Rank) -> int:
 
 def _check_function(fn: object, name: str) -> None:
     if isinstance(fn, ComputeFunction):
-        called = fn.fn.__name__
+        called = fn.__name__
         raise UsageError(
             f"@{name} stands below @sky.compute, not above it. Write:\n"
             f"    @sky.compute\n    @sky.integrations.{name}\n    def {called}(...): ..."

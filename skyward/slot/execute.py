@@ -9,12 +9,12 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
-from ..errors import ResultNotPicklable, TaskExited, UsageError
+from ..errors import NotRun, ResultNotPicklable, TaskExited, UsageError
 from ..wire.blobs import Blob
 from ..wire.failures import encode_failure, stamp_as
 from ..wire.frames import Frame, Kind
@@ -280,11 +280,7 @@ class TaskRun:
         try:
             return encode(value, put_result_blob)
         except Exception as error:
-            kind = type(value).__qualname__
-            raise ResultNotPicklable(
-                f"the function returned a {kind} that cannot be pickled: {type(error).__name__}: {error}; "
-                "return plain data, arrays or a state dict instead"
-            ) from error
+            raise ResultNotPicklable(_why_not(value, error)) from error
 
     def _send_error(self, error: BaseException) -> None:
         is_cancelled = isinstance(error, Cancelled | KeyboardInterrupt)
@@ -293,6 +289,19 @@ class TaskRun:
         body = encode_failure(error, is_cancelled=is_cancelled, index=self._index, hide=_OURS)
         flags = self.at_end(self.frame.ident)
         self.link.send(Kind.ERROR, self.frame.ident, body, flags=flags)
+
+
+def _why_not(value: Any, error: Exception) -> str:
+    """Why a value cannot be sent, and what to return instead."""
+    kind = type(value).__qualname__
+    if isinstance(error, NotRun):
+        return f"the function returned a {kind}: {error}"
+    advice = "return plain data, arrays or a state dict instead"
+    if isinstance(value, Iterator):
+        advice = "to stream its items, yield them in the function itself; to return all of them, return a list"
+    elif isinstance(value, Coroutine):
+        advice = "return asyncio.run(...) of it"
+    return f"the function returned a {kind} that cannot be pickled: {type(error).__name__}: {error}; {advice}"
 
 
 def _exited(error: SystemExit) -> TaskExited:

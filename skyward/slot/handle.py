@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..calls import Dispatcher, PendingCompute, PendingComputeGroup, open_pools
+from ..calls import Dispatcher, PendingCompute, PendingComputeGroup, open_pools, pending_of
 from ..errors import PoolClosed, UsageError
 from ..futures import Future
 from ..waiting import joined, streamed, value_of, values_of
@@ -56,20 +57,26 @@ class TargetHandle:
         """Plain calls that run there at once, those of others and the task's own included."""
         return self._total_slots
 
-    def run(self, pending: PendingCompute[T]) -> T:
-        """The call's value: `pending >> target`. Raises what the call raised, as itself."""
+    def run(self, call: PendingCompute[T] | Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """The call's value: `pending >> target`. Raises what the call raised, as itself.
+
+        Like a pool's, it takes a pending call, or a function and its arguments.
+        """
+        pending: PendingCompute[T] = pending_of(call, args, kwargs)
         there = self._there()
         return value_of(self._submit(there, pending)) if isinstance(there, Caller) else there.run(pending)
 
-    def submit(self, pending: PendingCompute[T]) -> Future[T]:
+    def submit(self, call: PendingCompute[T] | Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """A future of the call's value: `pending > target`."""
+        pending: PendingCompute[T] = pending_of(call, args, kwargs)
         there = self._there()
         if isinstance(there, Caller):
             return self._submit(there, pending)
         return there.submit(pending)  # type: ignore[return-value]  # a pool's are ours
 
-    def broadcast(self, pending: PendingCompute[T]) -> list[T]:
+    def broadcast(self, call: PendingCompute[T] | Callable[..., T], /, *args: Any, **kwargs: Any) -> list[T]:
         """One value for each of the nodes, in their order: `pending @ target`."""
+        pending: PendingCompute[T] = pending_of(call, args, kwargs)
         there = self._there()
         if not isinstance(there, Caller):
             return there.broadcast(pending)
@@ -93,13 +100,15 @@ class TargetHandle:
         """A future of the tuple of values. Cancelling it cancels all calls."""
         return joined([self.submit(pending) for pending in group])
 
-    async def run_async(self, pending: PendingCompute[T] | PendingComputeGroup) -> Any:
+    async def run_async(
+        self, call: PendingCompute[T] | PendingComputeGroup | Callable[..., T], /, *args: Any, **kwargs: Any
+    ) -> Any:
         """`run` for asyncio: cancelling the await stops the call."""
         future: Future[Any]
-        if isinstance(pending, PendingComputeGroup):  # noqa: SIM108  # checkers follow this form
-            future = self.submit_group(pending)
+        if isinstance(call, PendingComputeGroup):
+            future = self.submit_group(call)
         else:
-            future = self.submit(pending)
+            future = self.submit(pending_of(call, args, kwargs))
         return await asyncio.wrap_future(future)
 
     def _submit(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:

@@ -22,6 +22,7 @@ from .blobs import Blob
 from .frames import INLINE_LIMIT
 from .layout import HEAD, IN_MEMORY, PICKLE_IS_BLOB, REFERENCE, Parsed, parse
 from .pull import place_of, pull
+from .wrappers import reduce_wrapper
 
 __all__ = ["Encoded", "Parsed", "PutBlob", "decode", "encode", "parse"]
 
@@ -150,7 +151,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships 
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = None if self._reduce is None else self._reduce(obj)
-        reduced = reduced or _reduce_memmap(obj) or _reduce_torch_storage(obj)
+        reduced = reduced or _reduce_memmap(obj) or _reduce_torch_storage(obj) or reduce_wrapper(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
 
