@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from . import interrupts
 from .errors import UsageError
 
 __all__ = ["Future", "Undecoded", "refuse_to_wait", "this_thread"]
@@ -89,18 +90,26 @@ class Future(concurrent.futures.Future[T]):
         self.call_id = 0  # of the engine; 0: of several calls
 
     def cancel(self) -> bool:
-        with self._condition:
-            if self._state == _FINISHED or (self._state == _RUNNING and self._is_strict):
-                return False
-            if self._state in (_CANCELLED, _CANCELLED_AND_NOTIFIED):
-                return True
-            self._state = _CANCELLED_AND_NOTIFIED
-            self._condition.notify_all()
-            for waiter in self._waiters:
-                waiter.add_cancelled(self)
-        if self._stop is not None:
-            self._stop()
-        self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
+        is_new = False
+        interrupts.hold()  # half a cancel would leave others waiting
+        try:
+            with self._condition:
+                if self._state == _FINISHED or (self._state == _RUNNING and self._is_strict):
+                    return False
+                is_new = self._state not in (_CANCELLED, _CANCELLED_AND_NOTIFIED)
+                if is_new:
+                    self._state = _CANCELLED_AND_NOTIFIED
+                    self._condition.notify_all()
+                    for waiter in self._waiters:
+                        waiter.add_cancelled(self)
+        finally:
+            try:
+                interrupts.let_go()
+            finally:
+                if is_new and self._stop is not None:
+                    self._stop()
+        if is_new:
+            self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
         return True
 
     def set_running(self) -> None:

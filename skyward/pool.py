@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as StdFuture
 from typing import Any, Literal, Self, TypeVar
 
+from . import interrupts
 from .accelerators import Accelerator
 from .allocation import AllocationStrategy
 from .announcer import Announcer, EventStream
 from .calls import PendingCompute, pop_active, push_active
-from .cluster import interrupts
 from .cluster.direct import DirectEngine
 from .cluster.engine import Engine
 from .config import of_file, pool_fields

@@ -17,6 +17,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import SlotLost
+from tests.engines import engine_of
 from tests.waiting import lines_of, until
 
 
@@ -323,3 +324,37 @@ def test_a_short_call_does_not_wait_for_a_long_one_while_a_slot_is_idle(tmp_path
         calls = [note_and_nap(tmp_path / "notes", i, 0.01) > pool for i in range(20)]
         assert [call.result(timeout=20) for call in calls] == list(range(20))
         stopped.cancel()
+
+
+def test_many_waiting_calls_are_cancelled_at_once_and_signals_are_answered_meanwhile(
+    sky_pools: Callable[..., sky.ComputePool], tmp_path: Path
+) -> None:
+    count = 20_000
+    answered: list[float] = []
+    is_over = threading.Event()
+    main = threading.main_thread().ident
+    assert main is not None
+    with sky.ComputePool(provider=sky.Local(), nodes=1, logs=False, console=False, cancel_grace_s=0.1) as pool:
+        running = wait_for_ever(tmp_path / "notes") > pool
+        began(tmp_path / "notes")
+        futures = [sky.compute(abs)(-i) > pool for i in range(count)]
+
+        def press_again_and_again() -> None:
+            while not is_over.wait(0.002):
+                signal.pthread_kill(main, signal.SIGUSR1)
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: answered.append(time.thread_time()))
+        presses = threading.Thread(target=press_again_and_again)
+        presses.start()
+        start = time.thread_time()
+        try:
+            engine_of(pool).cancel_all()
+        finally:
+            took = time.thread_time() - start
+            is_over.set()
+            presses.join()
+            signal.signal(signal.SIGUSR1, before)
+    assert took < 2.0  # a search in the line for each of them takes minutes
+    assert len(answered) > 2
+    assert isinstance(running.exception(timeout=0), sky.errors.PoolClosed)
+    assert all(isinstance(future.exception(timeout=0), sky.errors.PoolClosed) for future in futures)

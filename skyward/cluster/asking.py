@@ -109,7 +109,7 @@ class Asking:
 
     def ended(self, task: int) -> None:
         """What was asked of it will not be answered, but for what is on its way: that came by another socket."""
-        if any(asked == task for asked, _ in self._open.values()):
+        if self._open and any(asked == task for asked, _ in self._open.values()):
             self._books.at(_LAST_S, self._give_up, task, 0)
 
     def _give_up(self, task: int, _: int) -> None:

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from .. import interrupts
 from ..errors import PoolClosed
 from ..machine import Machine
 from ..schedule.scheduler import Scheduler
 from ..wire.channel import ChannelClosed
-from . import interrupts
 from .gang import Gang
 from .link import NodeLink, Readable
 from .tasks import Loss, Task

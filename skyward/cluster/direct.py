@@ -15,13 +15,13 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 
+from .. import interrupts
 from ..errors import InternalError, PoolClosed, SkywardError
 from ..events import Emit, ignore
 from ..futures import refuse_to_wait
 from ..machine import LogSink, Machine, Machines
 from ..schedule.scheduler import Scheduler
 from ..wire.frames import Kind
-from . import interrupts
 from .arrivals import Arrivals
 from .asking import Asking
 from .books import Books
@@ -40,6 +40,9 @@ from .telling import TaskCounts, TaskTeller
 from .width import Width
 
 __all__ = ["DirectEngine"]
+
+_CANCELLED_AT_ONCE = 1000
+"""Calls; some milliseconds."""
 
 _engines: weakref.WeakSet[DirectEngine] = weakref.WeakSet()
 
@@ -198,29 +201,37 @@ class DirectEngine:
             self.gangs.submit(gang)
 
     def cancel(self, task_id: int) -> None:
+        with self.books:
+            self._cancel(task_id)
+
+    def _cancel(self, task_id: int) -> None:
         books = self.books
-        with books:
-            task = books.tasks.get(task_id)
-            if task is None or task.is_cancelled:
-                return
-            task.is_cancelled = True
-            self.nested.ended(task_id)
-            books.idle.notify_all()
-            node = books.scheduler.cancel(task_id)
-            if isinstance(task, RankTask):
-                node = task.node
-            if node is None:
-                self.sending.forget(task)
-            else:
-                if node in books.links:
-                    books.links[node].hold()
-                books.tell(node, Kind.CANCEL, task_id, lane=int(self.grace_s * 10))
+        task = books.tasks.get(task_id)
+        if task is None or task.is_cancelled:
+            return
+        task.is_cancelled = True
+        self.nested.ended(task_id)
+        books.idle.notify_all()
+        node = books.scheduler.cancel(task_id)
+        if isinstance(task, RankTask):
+            node = task.node
+        if node is None:
+            self.sending.forget(task)
+        else:
+            if node in books.links:
+                books.links[node].hold()
+            books.tell(node, Kind.CANCEL, task_id, lane=int(self.grace_s * 10))
 
     def cancel_each(self, task_ids: Iterable[int]) -> None:
-        """`cancel` of several, the newest first: none that waits begins in the place of one that was stopped."""
-        with self.books:
-            for task_id in sorted(task_ids, reverse=True):
-                self.cancel(task_id)
+        """`cancel` of several, the newest first: none that waits begins in the place of one that was stopped.
+
+        Some at a time: between two of those the books are closed, so other threads and Ctrl-C get their turn.
+        """
+        newest_first = sorted(task_ids, reverse=True)
+        for start in range(0, len(newest_first), _CANCELLED_AT_ONCE):
+            with self.books:
+                for task_id in newest_first[start : start + _CANCELLED_AT_ONCE]:
+                    self._cancel(task_id)
 
     def cancel_gang(self, gang_id: int) -> None:
         with self.books:

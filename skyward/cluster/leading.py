@@ -12,11 +12,11 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from .. import interrupts
 from ..futures import Future, refuse_to_wait, this_thread
 from ..wire import pull
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame
-from . import interrupts
 from .link import LEAD_S, Line, NodeLink, Readable
 from .tasks import Task
 

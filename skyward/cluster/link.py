@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .. import interrupts
 from ..wire.blobs import Blob, default_limit
 from ..wire.channel import BLOBS, Channel, ChannelClosed
 from ..wire.frames import Frame, Kind, pack
@@ -22,7 +23,6 @@ from ..wire.nested import IS_NESTED
 from ..wire.payloads import Encoded
 from ..wire.stream import StreamChannel
 from ..wire.tasks import Mode, pack_task
-from . import interrupts
 from .dial import Dialler
 from .tasks import Received, Task, WireFunction
 

@@ -10,10 +10,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from .. import interrupts
 from ..errors import InternalError
 from ..futures import this_thread
 from ..wire.channel import ChannelClosed
-from . import interrupts
 from .link import NodeLink, Readable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 __all__ = ["GangEntry", "TaskEntry"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class TaskEntry:
     """A task, as long as it is open."""
 
@@ -27,7 +27,7 @@ class TaskEntry:
         return self.nodes if self.parent is None else ("nested", self.nodes)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class GangEntry:
     """A gang, as long as it waits."""
 

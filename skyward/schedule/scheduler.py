@@ -231,7 +231,7 @@ class Scheduler:
             node = self._nodes.by_id.get(number)
             if node is not None and node.is_up:
                 node.gang_places = max(0, node.gang_places - min(places, node.slots))
-        waiting = next((g for g in self._queue if isinstance(g, GangEntry) and g.id == gang), None)
+        waiting = self._queue.find(gang)
         if waiting is not None:
             self._queue.remove(waiting)
         return self._place()

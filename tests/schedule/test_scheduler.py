@@ -213,8 +213,8 @@ def test_a_gang_starts_when_all_its_nodes_have_room_at_once() -> None:
 def test_a_gang_larger_than_its_node_takes_it_whole() -> None:
     scheduler = up(2)
     assert scheduler.submit_gang(1, nodes=(0,), places=8) == [StartGang(1, (0,))]
-    assert scheduler.submit(1) == []
-    assert scheduler.gang_finished(1) == [Send(1, 0)]
+    assert scheduler.submit(2) == []
+    assert scheduler.gang_finished(1) == [Send(2, 0)]
 
 
 def test_a_gang_that_finishes_after_its_node_came_back_frees_no_place_of_another() -> None:
