@@ -8,8 +8,9 @@ from typing import Any
 
 from ..agree import Alone, Ranks
 from ..events import TrainerCallback, TrainerControl
+from ..parts import part_of
 from .jsonlog import JsonLogWriter
-from .norms import PendingNorms, is_sharded, measure, named_parameters, unmeasurable
+from .norms import PendingNorms, joined, measure, parameters_to_measure, unmeasurable
 
 __all__ = ["GradNormLogger", "evaluation_follows"]
 
@@ -27,13 +28,14 @@ class GradNormLogger(TrainerCallback):
     without a length), each step starts norms, and none waits. So it is after an evaluation that was not foreseen,
     which itself has no record.
 
-    Rank 0 measures alone; where gradients are sharded (DTensors) every rank measures its part.
+    Rank 0 measures alone. Where gradients are sharded (DTensors), or the model lies on several ranks as stages of a
+    pipeline, every rank measures its part, and rank 0 writes the whole model's.
     It warns once and does nothing where there are no gradients to see: the optimizer runs within the backward pass,
     or parameters are on the meta device.
     """
 
     on_error = "disable"
-    collective_events = frozenset({"on_evaluate"})
+    collective_events = frozenset({"on_train_begin", "on_evaluate"})
 
     def __init__(self) -> None:
         self._writer = JsonLogWriter("gradient_norms.json")
@@ -48,8 +50,9 @@ class GradNormLogger(TrainerCallback):
         self._is_off = getattr(args, "logging_dir", None) is None
         if self._is_off:
             return
-        self._leave_out(unmeasurable(model) or _why_no_gradients(model))
-        if not self._is_off and (ranks or Alone()).rank == 0:
+        world = ranks or Alone()
+        self._leave_out(unmeasurable(model, world, _why_no_gradients), world)
+        if not self._is_off and world.rank == 0:
             self._writer.open(args.logging_dir, global_step=state.global_step)
 
     def on_pre_optimizer_step(
@@ -59,6 +62,7 @@ class GradNormLogger(TrainerCallback):
         control: TrainerControl,
         model: Any = None,
         train_dataloader: Any = None,
+        trainer: Any = None,
         ranks: Ranks | None = None,
         **_: Any,
     ) -> None:
@@ -68,26 +72,27 @@ class GradNormLogger(TrainerCallback):
         if self._foresees and evaluation_follows(args, state, control, train_dataloader) is False:
             return
         self._pending, self._pending_step = None, state.global_step + 1
-        parameters = dict(named_parameters(model))
-        if (ranks or Alone()).rank != 0 and not any(is_sharded(each) for each in parameters.values()):
-            return
+        world, is_part = ranks or Alone(), part_of(trainer) is not None
+        parameters = parameters_to_measure(model, trainer, world)
         gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
-        if not gradients:
-            self._leave_out("no parameter has a gradient when the optimizer's step begins")
-            return
-        self._pending = measure(gradients)
+        if parameters and not gradients and not is_part:  # a stage may well be frozen
+            self._leave_out("no parameter has a gradient when the optimizer's step begins", world)
+        elif parameters or is_part:
+            self._pending = measure(gradients)
 
-    def on_evaluate(self, state: Any, ranks: Ranks | None = None, **_: Any) -> None:
+    def on_evaluate(self, state: Any, trainer: Any = None, ranks: Ranks | None = None, **_: Any) -> None:
+        world = ranks or Alone()
         pending, self._pending = self._pending, None
         is_current = self._pending_step == state.global_step
         # The schedule is not what it says: Lightning's val_check_interval, an evaluation that was asked for.
         self._foresees = self._foresees and (is_current or not self._has_stepped)
         mine = pending if is_current else None
-        votes = (ranks or Alone()).exchange(None if mine is None else mine.is_sharded)
-        # Sharded norms are added up by all or by none.
-        if mine is None or (mine.is_sharded and None in votes):
+        votes = world.exchange(None if mine is None else mine.is_sharded)
+        is_part = part_of(trainer) is not None
+        # Norms of parts and shards are those of all ranks or of none.
+        if mine is None or ((mine.is_sharded or is_part) and None in votes):
             return
-        norms = mine.values()
+        norms = joined(world, mine.values()) if is_part else mine.values()
         self._writer.write_record(state.global_step, state.epoch, {"grad_norms": norms})
 
     def on_train_end(self, **_: Any) -> None:
@@ -105,9 +110,9 @@ class GradNormLogger(TrainerCallback):
         self._writer.load_state_dict(state_dict["writer"])
         self._foresees = bool(state_dict["foresees"])
 
-    def _leave_out(self, reason: str | None) -> None:
+    def _leave_out(self, reason: str | None, world: Ranks) -> None:
         self._is_off = reason is not None
-        if reason is not None:
+        if reason is not None and world.rank == 0:
             _log.warning("GradNormLogger is left out: %s", reason)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..agree import Ranks
 from ..events import TrainerCallback
+from ..parts import ModelPart, part_of
 from .columns import format_value
 from .progress import OutputStream, stream_of
 
@@ -48,7 +49,7 @@ def facts_of_run(args: Any, state: Any, ranks: Ranks, **context: Any) -> dict[st
     accumulation = _number(args, "gradient_accumulation_steps") or 1
     copies = getattr(context.get("trainer"), "data_parallel_size", ranks.world_size)
     facts: dict[str, Any] = {
-        **_facts_of_model(context.get("model")),
+        **_facts_of_model(context.get("model"), part_of(context.get("trainer"))),
         "examples": _length(getattr(context.get("train_dataloader"), "dataset", None)),
         "epochs": _epochs(args, state),
         "steps": _number(state, "max_steps"),
@@ -75,7 +76,8 @@ def details_of_run(args: Any, **context: Any) -> dict[str, str]:
     for name in ("optimizer", "lr_scheduler", "processing_class", "model"):
         if context.get(name) is not None:
             found[name] = str(context[name])
-    return found
+    part = part_of(context.get("trainer"))
+    return found if part is None else {**found, "model": part.whole.text}
 
 
 def text_of(facts: Mapping[str, str]) -> str:
@@ -86,11 +88,13 @@ def text_of(facts: Mapping[str, str]) -> str:
     )
 
 
-def _facts_of_model(model: Any) -> dict[str, Any]:
+def _facts_of_model(model: Any, part: ModelPart | None) -> dict[str, Any]:
     if model is None:
         return {}
-    facts: dict[str, Any] = {"model": type(model).__name__}
-    if callable(getattr(model, "parameters", None)):
+    facts: dict[str, Any] = {"model": type(model).__name__ if part is None else part.whole.name}
+    if part is not None:
+        total, trainable = part.whole.parameters, part.whole.trained
+    elif callable(getattr(model, "parameters", None)):
         sizes = [(each.numel(), bool(each.requires_grad)) for each in model.parameters()]
         total = sum(size for size, _ in sizes)
         trainable = sum(size for size, is_trained in sizes if is_trained)

@@ -6,35 +6,70 @@ tensors, one all-reduce for each dimension of their mesh whatever their number, 
 
 Sharded tensors are DTensors (fully_shard, tensor parallelism). A tensor's norm is the root of the sum of the squares
 of its shards' norms; dimensions of the mesh along which it is replicated add nothing.
+
+A rank that holds a part of the model (a pipeline's stage) measures that part, under the model's names.
+`parameters_to_measure` says what a rank measures, `joined` puts together what the ranks have measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ..agree import Ranks
+from ..parts import part_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["PendingNorms", "is_sharded", "measure", "named_parameters", "unmeasurable"]
+__all__ = [
+    "PendingNorms",
+    "is_sharded",
+    "joined",
+    "measure",
+    "named_parameters",
+    "parameters_to_measure",
+    "unmeasurable",
+]
 
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """What torch.compile, activation checkpointing and FSDP put into the names of parameters. Not DDP's `module`, a name
 that models use themselves: callbacks are given models that are unwrapped."""
 
 
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def named_parameters(model: nn.Module, trainer: Any = None) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters that have a norm, each once, by the names that they have without wrappers. Integers (of
-    quantized layers) are left out.
+    quantized layers) are left out. Those of a `ModelPart` have the names of the whole model.
     """
+    part = part_of(trainer)
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() or parameter.is_complex():
-            yield _unwrapped(name), parameter
+            yield _unwrapped(name if part is None else part.names.get(name, name)), parameter
 
 
-def unmeasurable(model: Any) -> str | None:
-    """Why the norms of this model's parameters cannot be told; None where they can."""
+def parameters_to_measure(model: nn.Module, trainer: Any, ranks: Ranks) -> dict[str, nn.Parameter]:
+    """What this rank measures: rank 0 everything, every rank what is sharded, and each its part of the model."""
+    parameters = dict(named_parameters(model, trainer))
+    part = part_of(trainer)
+    if part is not None:
+        return parameters if part.is_counted else {}
+    return parameters if ranks.rank == 0 or any(is_sharded(each) for each in parameters.values()) else {}
+
+
+def joined(ranks: Ranks, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """What all ranks have measured of their parts, by the model's names. Collective."""
+    return {name: value for each in ranks.exchange(dict(measured)) for name, value in each.items()}
+
+
+def unmeasurable(model: Any, ranks: Ranks, why_else: Callable[[Any], str | None] = lambda model: None) -> str | None:
+    """Why the norms of this model's parameters cannot be told; None where they can. Collective: a reason of one rank
+    is every rank's. why_else: a further reason, asked for a module of torch.
+    """
+    return next((each for each in ranks.exchange(_unmeasurable(model) or why_else(model)) if each is not None), None)
+
+
+def _unmeasurable(model: Any) -> str | None:
     if not callable(getattr(model, "named_parameters", None)):
         return f"the run's model is of type {type(model).__name__}: no module of torch"
     for name, parameter in model.named_parameters():

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ..agree import Alone, Ranks
 from ..events import TrainerCallback
+from ..parts import part_of
 from .jsonlog import JsonLogWriter
-from .norms import is_sharded, measure, named_parameters, unmeasurable
+from .norms import is_sharded, joined, measure, parameters_to_measure, unmeasurable
 from .spectral import PowerIteration, as_matrix
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class ParameterNormLogger(TrainerCallback):
     also in a run that resumes, so they soon are exact to a fraction of a per cent.
 
     Rank 0 measures alone. Sharded parameters (DTensors) have their norms added up; for spectral norms every rank
-    gathers one whole matrix at a time, and rank 0 goes on with it.
+    gathers one whole matrix at a time, and rank 0 goes on with it. In a pipeline every rank measures its stage, and
+    rank 0 writes the whole model's.
     With parameters that have no values (meta device) it warns once and does nothing.
 
     log_norms: None: True.
@@ -40,7 +42,7 @@ class ParameterNormLogger(TrainerCallback):
     """
 
     on_error = "disable"
-    collective_events = frozenset({"on_evaluate"})
+    collective_events = frozenset({"on_train_begin", "on_evaluate"})
 
     def __init__(
         self, log_norms: bool | None = None, log_spectral_norms: bool = True, power_iter_steps: int = 10
@@ -57,25 +59,32 @@ class ParameterNormLogger(TrainerCallback):
         self._is_off = getattr(args, "logging_dir", None) is None
         if self._is_off:
             return
-        reason = unmeasurable(model)
+        world = ranks or Alone()
+        reason = unmeasurable(model, world)
+        self._is_off = reason is not None
+        if world.rank != 0:
+            return
         if reason is not None:
-            self._is_off = True
             _log.warning("ParameterNormLogger is left out: %s", reason)
-        elif (ranks or Alone()).rank == 0:
+        else:
             self._writer.open(args.logging_dir, global_step=state.global_step)
 
-    def on_evaluate(self, state: Any, model: Any = None, ranks: Ranks | None = None, **_: Any) -> None:
+    def on_evaluate(
+        self, state: Any, model: Any = None, trainer: Any = None, ranks: Ranks | None = None, **_: Any
+    ) -> None:
         if self._is_off:
             return
-        rank = (ranks or Alone()).rank
-        parameters: dict[str, Tensor] = dict(named_parameters(model))
-        if rank != 0 and not any(is_sharded(each) for each in parameters.values()):
+        world, is_part = ranks or Alone(), part_of(trainer) is not None
+        parameters: dict[str, Tensor] = dict(parameters_to_measure(model, trainer, world))
+        if not parameters and not is_part:
             return
         found: dict[str, Any] = {}
         if self.log_norms:
             found["norms"] = measure(parameters).values()
         if self.log_spectral_norms:
-            found["spectral_norms"] = self._spectral_norms(parameters, is_writer=rank == 0)
+            found["spectral_norms"] = self._spectral_norms(parameters, estimates_here=is_part or world.rank == 0)
+        if is_part:
+            found = self._joined(world, found)
         if found:
             self._writer.write_record(state.global_step, state.epoch, found)
 
@@ -93,7 +102,14 @@ class ParameterNormLogger(TrainerCallback):
         self._writer.load_state_dict(state_dict["writer"])
         self._iteration.load_state_dict(state_dict["directions"])
 
-    def _spectral_norms(self, parameters: Mapping[str, Tensor], *, is_writer: bool) -> dict[str, float]:
+    def _joined(self, ranks: Ranks, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Of the whole model. Checkpoints are rank 0's, so it gets the other stages' directions, too."""
+        directions = joined(ranks, self._iteration.state_dict(found.get("spectral_norms", {})))
+        if ranks.rank == 0:
+            self._iteration.load_state_dict(directions)
+        return {kind: joined(ranks, norms) for kind, norms in found.items()}
+
+    def _spectral_norms(self, parameters: Mapping[str, Tensor], *, estimates_here: bool) -> dict[str, float]:
         """All estimates are started, then waited for once."""
         import torch
 
@@ -103,7 +119,7 @@ class ParameterNormLogger(TrainerCallback):
             if parameter.ndim < 2 or parameter.numel() == 0 or parameter.is_complex():
                 continue
             matrix = _whole(parameter)
-            if not is_writer or failure is not None:
+            if not estimates_here or failure is not None:
                 continue  # the other ranks gather what is left of the matrices with this one, whatever happens here
             try:
                 estimates[name] = self._iteration.estimate(name, as_matrix(matrix))

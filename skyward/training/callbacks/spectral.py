@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,11 +64,14 @@ class PowerIteration:
         fresh = torch.randn(size, generator=generator, dtype=torch.float64)
         return (fresh / fresh.norm()).to(device=matrix.device, dtype=matrix.dtype), True
 
-    def state_dict(self) -> dict[str, Any]:
-        """The directions as text (base64 of little-endian floats): it fits any checkpoint, also one that is JSON."""
+    def state_dict(self, names: Collection[str] | None = None) -> dict[str, Any]:
+        """The directions of all matrices, or of those with these names, as text (base64 of little-endian floats): it
+        fits any checkpoint, also one that is JSON.
+        """
         return {
             name: {"dtype": str(each.dtype).removeprefix("torch."), "values": _as_text(each)}
             for name, each in self._directions.items()
+            if names is None or name in names
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

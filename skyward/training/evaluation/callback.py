@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...errors import UsageError
 from ..agree import Ranks
 from ..events import TrainerCallback
+from ..parts import part_of
 from .evaluator import AsyncEvaluator
 from .ranks import submit_model
 from .records import EvaluationRecord
@@ -100,7 +101,12 @@ class AsyncEvaluation(TrainerCallback):
 
     # Events ----------------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, state: Any, ranks: Ranks, **kwargs: Any) -> None:
+    def on_train_begin(self, state: Any, ranks: Ranks, trainer: Any = None, **kwargs: Any) -> None:
+        if part_of(trainer) is not None:
+            raise UsageError(
+                f"AsyncEvaluation: trainer={type(trainer).__name__}: each rank has one stage of the model, and its "
+                "weights alone cannot be evaluated; use the Trainer's own evaluations, eval_strategy='steps'"
+            )
         self.close()
         self._submitted_at = None
         if state.global_step == 0:

@@ -12,12 +12,15 @@ from torch import nn
 from ...errors import UsageError
 from ..agree import Ranks
 from ..arguments import TrainingArguments
+from ..callbacks.sampling import Sampling, context_length, undisturbed
 from ..checkpoint import SharingPattern, StateComponent
+from ..parts import ModelPart, WholeModel
 from . import loss
 from .batches import MicroBatch
 from .collate import columns_of
 from .copies import Copies
 from .evaluation import outputs_without_loss
+from .generation import Relay
 from .precision import Precision
 from .stages import SCHEDULES, Pieces, Pipeline, columns_of_later, pieces_of
 from .states import write_weights
@@ -56,6 +59,9 @@ class PipelineTrainer(Trainer):
 
     Raises: UsageError.
     """
+
+    model_part: ModelPart | None = None
+    """What this rank's stage is of the model, from the begin of a training or evaluation on."""
 
     def __init__(
         self,
@@ -120,6 +126,8 @@ class PipelineTrainer(Trainer):
 
     def _take(self, model: nn.Module) -> None:
         copies = self._copies
+        self._name, self._text = type(model).__name__, str(model)
+        self._context_length = context_length(model)
         stages = list(self._split(model, copies.num_stages))
         if len(stages) != copies.num_stages or not all(isinstance(each, nn.Module) for each in stages):
             raise UsageError(
@@ -138,6 +146,7 @@ class PipelineTrainer(Trainer):
 
     def _wrap(self) -> None:
         self._copies.start_equal(self.model)
+        self.model_part = self._part()
         self._pipeline = Pipeline(
             self.model,
             index=self._copies.stage,
@@ -147,6 +156,23 @@ class PipelineTrainer(Trainer):
             schedule=self._schedule,
             microbatches=self._microbatches,
             autocast=self._precision.autocast,
+        )
+
+    def _part(self) -> ModelPart:
+        """Of the parameters as they are trained now: a stage may have been frozen since it was made. Collective."""
+        copies = self._copies
+        own = [(each.numel(), each.requires_grad) for each in self.model.parameters()]
+        sizes = [size for stage in self.ranks.exchange(own)[: copies.num_stages] for size in stage]
+        made_here = {name: f"stage{copies.stage}.{name}" for name, _ in self.model.named_parameters()}
+        return ModelPart(
+            names=made_here | self._names,
+            is_counted=copies.rank == 0,
+            whole=WholeModel(
+                name=self._name,
+                text=self._text,
+                parameters=sum(size for size, _ in sizes),
+                trained=sum(size for size, is_trained in sizes if is_trained),
+            ),
         )
 
     def _make_precision(self) -> Precision:
@@ -220,6 +246,59 @@ class PipelineTrainer(Trainer):
     def _pieces(self, inputs: Any, batch_size: int) -> Pieces:
         return pieces_of(inputs, count=self._microbatches, batch_size=batch_size, label_names=self.args.label_names)
 
+    def pipeline_generate(
+        self,
+        input_ids: torch.Tensor,
+        *,
+        max_new_tokens: int,
+        eos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+        seed: int | None = None,
+        **generation_config: Any,
+    ) -> torch.Tensor:
+        """Generate text with a language model, through all stages. Collective; rank 0's `input_ids` count.
+
+        Every token computes the whole sequence: nothing is cached. Training is not disturbed: modes of modules and
+        random numbers are as before. The first stage gets the tokens as `input_ids`, or as its first argument.
+
+        Args:
+            input_ids: the prompt: (1, time) int64.
+            max_new_tokens: at most so many follow it.
+            eos_token_id: ends the text; it is not in the result.
+            pad_token_id: not needed for a single text.
+            seed: of the choice of tokens; None: the step.
+            generation_config: options of `skyward.training.callbacks.sampling.Sampling`: do_sample, temperature, ...
+
+        Returns:
+            Prompt and text: (1, longer time) int64, on every rank.
+
+        Raises:
+            UsageError: options or shapes that are not legal.
+            RankFailed: a stage has raised; on all ranks.
+        """
+        prompt = self.ranks.share(input_ids.tolist())
+        if len(prompt) != 1 or not isinstance(prompt[0], list) or not prompt[0]:
+            raise UsageError(
+                f"pipeline_generate: input_ids.shape={tuple(input_ids.shape)}: must be (1, time), one prompt of at "
+                "least one token; call it once for each prompt"
+            )
+        sampling = Sampling.of(generation_config)
+        self._pipeline_for_evaluation()
+        relay = Relay(
+            self.model,
+            ranks=self.ranks,
+            copies=self._copies,
+            device=self.device,
+            autocast=self._precision.autocast,
+            context_length=self._context_length,
+        )
+        seed = self.state.global_step if seed is None else seed
+        with undisturbed(self.model, seed=seed):
+            tokens = relay.generate(
+                prompt[0], max_new_tokens=max_new_tokens, end=eos_token_id, sampling=sampling, seed=seed
+            )
+        return torch.tensor([tokens], device=self.device)
+
     # What is saved ---------------------------------------------------------------------------------------------------
 
     def _component(self, key: str, stateful: Any, pattern: SharingPattern) -> StateComponent:
@@ -284,9 +363,17 @@ class _Renamed:
 
 
 def _names_in(model: nn.Module, stage: nn.Module) -> dict[str, str]:
-    """By the name in the stage, the name in the model, of tensors that are both's."""
-    known = {id(each): name for name, each in _named(model)}
-    return {name: known[id(each)] for name, each in _named(stage) if id(each) in known}
+    """By the name in the stage, the name in the model, of tensors that are both's. Tied weights have several names in
+    either, and each keeps one of its own.
+    """
+    known: dict[int, list[str]] = {}
+    for name, each in _named(model):
+        known.setdefault(id(each), []).append(name)
+    names: dict[str, str] = {}
+    for name, each in _named(stage):
+        if left := known.get(id(each)):
+            names[name] = left.pop(0)
+    return names
 
 
 def _named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

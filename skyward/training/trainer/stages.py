@@ -21,7 +21,7 @@ from .batches import size_of
 from .collate import columns_of
 from .loss import apart
 
-__all__ = ["SCHEDULES", "Pipeline", "Pieces", "columns_of_later", "pieces_of"]
+__all__ = ["SCHEDULES", "Pieces", "Pipeline", "columns_of_later", "pieces_of", "tensors_in"]
 
 SCHEDULES = ("gpipe", "1f1b")
 
@@ -120,7 +120,7 @@ class Pipeline:
         def loss_of(at: int, outputs: Any) -> torch.Tensor:
             own = pieces.rows[at]
             if own == 0:
-                return sum((each * 0.0).sum() for each in _tensors(outputs)) + torch.zeros((), device=self._device)
+                return sum((each * 0.0).sum() for each in tensors_in(outputs)) + torch.zeros((), device=self._device)
             with self._autocast():
                 return compute(_rows(outputs, 0, own), pieces.labels[at]) * factors[at]
 
@@ -252,5 +252,6 @@ def _rows(value: Any, begin: int, end: int) -> Any:
     return value
 
 
-def _tensors(outputs: Any) -> list[torch.Tensor]:
+def tensors_in(outputs: Any) -> list[torch.Tensor]:
+    """What a stage passes on: it gives a tensor, or several."""
     return [each for each in (outputs if isinstance(outputs, list | tuple) else [outputs]) if torch.is_tensor(each)]

@@ -14,6 +14,7 @@ from skyward.errors import UsageError
 from skyward.training import AccelTrainer, DDPTrainer, PipelineTrainer, Trainer, TrainingArguments
 from skyward.training.checkpoint import checkpoints_in
 from tests.training.checkpoint.crew import Said, error_of, run_cases
+from tests.training.trainer import pipeline_callbacks
 from tests.training.trainer.regression import Line, Points, callback, history, spy
 
 IMPORTS = ["torch._dynamo", "torch.distributed.pipelining"]
@@ -297,6 +298,7 @@ ON_TWO = [
     what_is_refused,
     sharded_models,
     data_on_rank_0_only,
+    *pipeline_callbacks.ON_TWO,
 ]
 
 
@@ -424,6 +426,68 @@ def test_a_data_set_of_rank_0_is_evaluated_again_and_again(said: Said) -> None:
     assert [len(losses) for losses in said["data_on_rank_0_only"]] == [4, 4]
 
 
+@pytest.fixture(scope="module")
+def observed_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return pipeline_callbacks.observed(Trainer, tmp_path_factory.mktemp("observed"))
+
+
+def is_near(mine: Any, other: Any) -> bool:
+    """Numbers in dictionaries and lists, which pytest.approx does not look into."""
+    if isinstance(mine, dict):
+        return set(mine) == set(other) and all(is_near(each, other[name]) for name, each in mine.items())
+    if isinstance(mine, list):
+        return len(mine) == len(other) and all(is_near(*pair) for pair in zip(mine, other, strict=True))
+    return bool(mine == pytest.approx(other, rel=1e-3, abs=1e-6))
+
+
+@pytest.mark.parametrize("stages", ["two stages", "two copies of two stages"])
+def test_norms_facts_and_texts_of_a_pipeline_are_those_of_the_whole_model(
+    request: pytest.FixtureRequest, observed_alone: dict[str, Any], stages: str
+) -> None:
+    if stages == "two stages":
+        told = request.getfixturevalue("said")["what_is_observed_of_a_pipeline"]
+    else:
+        told = request.getfixturevalue("said_by_four")["what_is_observed_of_two_pipelines"]
+    assert len(observed_alone["gradients"]) == len(observed_alone["parameters"]) == 3
+    assert "embed.weight" in observed_alone["parameters"][0]["spectral_norms"]
+    for each in told:
+        for what in ("weight_norms", "gradients", "parameters"):
+            assert is_near(each[what], observed_alone[what]), what
+    for text in (told[0]["info"], observed_alone["info"]):
+        assert ["parameters:", "546"] in [line.split() for line in text.splitlines()]
+        assert "Language(\n  (embed): Embedding(28, 6)" in text
+    assert told[0]["texts"] == observed_alone["texts"] != []
+    assert [each["texts"] for each in told[1:]] == [[]] * (len(told) - 1)
+
+
+def test_norms_and_texts_of_a_pipeline_that_goes_on_are_those_of_the_whole_run(said: Said) -> None:
+    whole, resumed, texts, others = said["what_is_observed_goes_on"][0]
+    assert [each["global_step"] for each in whole] == [2, 4, 6]
+    assert resumed == whole
+    assert texts == others
+
+
+def test_a_frozen_stage_has_no_gradients_and_the_others_are_written(said: Said) -> None:
+    (names, info), _ = said["a_frozen_stage"]
+    assert names == [["head.bias", "head.weight", "mix.0.bias", "mix.0.weight"]]
+    assert "trained:" in info
+
+
+def test_a_stage_that_fails_while_text_is_made_leaves_no_rank_waiting(said: Said) -> None:
+    failed = "RankFailed: rank 1 failed in pipeline_generate: OSError: no space left"
+    for step, texts, error, shape, misuse, is_training in said["a_stage_that_fails_while_text_is_made"]:
+        assert (step, texts) == (4, [])
+        assert failed in error
+        assert shape == (1, 3)
+        assert "input_ids.shape=(3,): must be (1, time)" in misuse
+        assert is_training
+
+
+def test_an_evaluation_beside_training_is_refused_for_a_pipeline(said: Said) -> None:
+    for error in said["an_evaluation_beside_a_pipeline"]:
+        assert "AsyncEvaluation: trainer=PipelineTrainer: each rank has one stage of the model" in error
+
+
 # On four: two pipelines of two stages ---------------------------------------------------------------------------------
 
 
@@ -448,7 +512,7 @@ def two_pipelines_go_on(ranks: Any, folder: Path) -> Any:
     return said, [name for name in names if name.startswith(("model", "optimizer", "dataset"))]
 
 
-ON_FOUR = [two_pipelines, two_pipelines_go_on]
+ON_FOUR = [two_pipelines, two_pipelines_go_on, pipeline_callbacks.what_is_observed_of_two_pipelines]
 
 
 @pytest.fixture(scope="module")

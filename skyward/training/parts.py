@@ -1,0 +1,38 @@
+"""The part of a model that one rank holds, where the model lies on several ranks: a pipeline's stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ModelPart", "WholeModel", "part_of"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeModel:
+    """All parts together. name: of the model's class; text: its layers; parameters, trained: how many values."""
+
+    name: str
+    text: str
+    parameters: int
+    trained: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPart:
+    """What a trainer says as its `model_part`, where the `model` that it gives to callbacks is one of several parts.
+
+    names: the model's name of each parameter, by its name in the part.
+    is_counted: whether this rank speaks for its part. Of ranks that hold the same part, one does.
+    whole: the model that the counted parts are together.
+    """
+
+    names: Mapping[str, str]
+    is_counted: bool
+    whole: WholeModel
+
+
+def part_of(trainer: Any) -> ModelPart | None:
+    """This rank's part; None where the callbacks' model is the whole one, or every rank's shard of it (DTensors)."""
+    return getattr(trainer, "model_part", None)
