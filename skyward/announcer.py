@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 import weakref
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from .errors import UsageError
 from .events import Emit, Event, EventsDropped
+from .outlet import notices, notify
 
 __all__ = ["Announcer", "EventStream"]
 
@@ -181,6 +181,8 @@ def _call_with_each(function: Callable[[Event], object], stream: EventStream) ->
         except Exception:
             if not has_raised:
                 has_raised = True
-                sys.stderr.write(f"skyward: the function given as on_event= raised on a {type(event).__name__}; ")
-                sys.stderr.write("it is called all the same with what follows, and further errors are not shown:\n")
-                traceback.print_exc()
+                told = notify(
+                    f"the function given as on_event= raised on a {type(event).__name__}; it is called all the same "
+                    f"with what follows, and further errors are not shown:\n{traceback.format_exc().rstrip()}"
+                )
+                notices.wait(told)

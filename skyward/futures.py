@@ -88,6 +88,8 @@ class Future(concurrent.futures.Future[T]):
         self._lead = lead  # does a little of the I/O thread's work in the thread that waits
         self._is_strict = is_strict  # the standard library's meaning: a running call cannot be cancelled
         self.call_id = 0  # of the engine; 0: of several calls
+        self.shown: Callable[[], None] | None = None
+        """Waits a moment until what the call printed is shown: its output comes before its value."""
 
     def cancel(self) -> bool:
         is_new = False
@@ -148,11 +150,14 @@ class Future(concurrent.futures.Future[T]):
         try:
             value: Any = super().result(timeout)
         except _Remote as held:
+            self._wait_shown()
             remote = held.error
         except BaseException:
+            self._wait_shown()
             del self  # no reference cycle through the traceback
             raise
         else:
+            self._wait_shown()
             if type(value) is not Undecoded:
                 return value  # type: ignore[no-any-return]
             remote = value
@@ -164,6 +169,7 @@ class Future(concurrent.futures.Future[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the call raised, None if it returned; waits for it."""
         error = super().exception(timeout)
+        self._wait_shown()
         if error is not None and not isinstance(error, _Remote):
             return error
         remote: Any = error.error if isinstance(error, _Remote) else self._result
@@ -173,3 +179,8 @@ class Future(concurrent.futures.Future[T]):
             except BaseException as raised:
                 return raised
         return None
+
+    def _wait_shown(self) -> None:
+        # Not in the thread that brings values: it must not wait for a terminal.
+        if self.shown is not None and not getattr(this_thread, "brings_values", False):
+            self.shown()

@@ -2,45 +2,98 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TextIO
 
 from .errors import UsageError
 from .machine import LogLine, LogSink
+from .outlet import Outlet, write_text
 from .ownership import check_path
 
-__all__ = ["LogFiles", "printer"]
+__all__ = ["Lines", "LogFiles", "print_lines", "shows_colour"]
 
 _MAX_OPEN = 64
 """Files that are held open; a gang of a thousand ranks has more."""
 _LONGEST_NAME = 80
 
 
-def printer() -> LogSink:
-    """A sink that writes to this process's sys.stdout and sys.stderr of the moment (a notebook replaces them)."""
+class Lines:
+    """Where the lines of a pool's calls go. Each sink has an outlet, so one that stalls holds up nothing else."""
 
-    def show(line: LogLine) -> None:
-        origin = f"node {line.node}" if line.rank is None else f"node {line.node} rank {line.rank}"
-        stream = sys.stdout if line.stream == "stdout" else sys.stderr
-        try:
-            begin, end = ("\x1b[2m", "\x1b[0m") if shows_colour(stream) else ("", "")
-            stream.write(f"{begin}[{origin}]{end} {line.text}\n")
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            return  # closed by the user; there is nowhere to say so
+    def __init__(self, logs: bool | LogSink, *others: LogSink) -> None:
+        """`logs` as `ComputePool` takes it, not False; `others`: further sinks of ours."""
+        sinks: list[Outlet[LogLine]] = []
+        if type(logs) is LogFiles:  # not a subclass, whose `__call__` may be its own
+            sinks.append(_outlet(_each(logs.keep)))
+        elif callable(logs):
+            sinks.append(_outlet(_each(logs), batch=1))
+        if logs is True or (type(logs) is LogFiles and logs.echoes):
+            sinks.append(_outlet(print_lines))
+        self._outlets = [*sinks, *(_outlet(_each(other)) for other in others)]
 
-    return show
+    def put(self, line: LogLine) -> Callable[[], None]:
+        """Queue a line without waiting. What this returns waits until the line was written, or its reader stalls."""
+        written = [partial(outlet.wait, outlet.put(line)) for outlet in self._outlets]
+
+        def wait() -> None:
+            for is_written in written:
+                is_written()
+
+        return wait
+
+    def flush(self) -> None:
+        """Wait until every line was written; not for long where a reader has stalled."""
+        for outlet in self._outlets:
+            outlet.flush()
 
 
-def shows_colour(stream: TextIO) -> bool:
+def _outlet(sink: Callable[[list[LogLine]], object], **how: int) -> Outlet[LogLine]:
+    return Outlet(sink, size=lambda line: len(line.text), dropped=_dropped, label="the function given as logs=", **how)
+
+
+def _dropped(count: int, oldest: LogLine) -> LogLine:
+    text = f"[skyward: {count} lines of output were dropped here: they came faster than they were read]"
+    return replace(oldest, text=text, stream="stderr")
+
+
+def _each(sink: LogSink) -> Callable[[list[LogLine]], None]:
+    def take(lines: list[LogLine]) -> None:
+        for line in lines:
+            sink(line)
+
+    return take
+
+
+def print_lines(lines: list[LogLine]) -> None:
+    """Write to this process's sys.stdout and sys.stderr of the moment, which a notebook or a test replaces."""
+    for name, group in itertools.groupby(lines, lambda line: line.stream):
+        stream = sys.stdout if name == "stdout" else sys.stderr
+        has_colour = shows_colour(stream)
+        write_text(stream, "".join(_shown(line, has_colour) for line in group))
+
+
+def _shown(line: LogLine, has_colour: bool) -> str:
+    origin = f"node {line.node}" if line.rank is None else f"node {line.node} rank {line.rank}"
+    begin, end = ("\x1b[2m", "\x1b[0m") if has_colour else ("", "")
+    return f"{begin}[{origin}]{end} {line.text}\n"
+
+
+def shows_colour(stream: TextIO | None) -> bool:
     """Whether it is a terminal that shows faint text as such, and nobody said no (see no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("", "dumb"):
         return False
-    return stream.isatty()
+    try:
+        return stream is not None and stream.isatty()
+    except (OSError, ValueError, AttributeError):  # closed by the user
+        return False
 
 
 class LogFiles:
@@ -67,18 +120,23 @@ class LogFiles:
             raise UsageError(f"folder: {folder!r}; it is the path of a folder")
         self._given = os.fspath(folder)
         self._folder = os.path.abspath(os.path.expanduser(folder))
-        self._echo = printer() if echo else None
+        self.echoes = echo
         self._files: OrderedDict[str, TextIO] = OrderedDict()
         self._lock = threading.Lock()
 
     def __call__(self, line: LogLine) -> None:
+        """Keep the line, and print it if `echo`."""
+        self.keep(line)
+        if self.echoes:
+            print_lines([line])
+
+    def keep(self, line: LogLine) -> None:
+        """Write the line to its file."""
         text = line.text if line.rank is not None else f"[{line.task}] {line.text}"
         with self._lock:
             file = self._file(self.path(line))
             file.write(f"{text}\n")
             file.flush()
-        if self._echo is not None:
-            self._echo(line)
 
     def path(self, line: LogLine) -> str:
         """Of the file that the line goes to."""
@@ -106,4 +164,4 @@ class LogFiles:
                 self._files.popitem()[1].close()
 
     def __repr__(self) -> str:
-        return f"LogFiles({self._given!r}, echo={self._echo is not None})"
+        return f"LogFiles({self._given!r}, echo={self.echoes})"

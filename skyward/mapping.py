@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import queue
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -127,6 +127,8 @@ class MapRun:
         self._is_exhausted = False
         self._input_error: Exception | None = None
         self._retries: dict[int, int] = {}
+        self._shown: Callable[[], None] | None = None
+        """Waits a moment until what the calls printed is shown."""
 
     def results(self) -> Iterator[Any]:
         """Values in order (or as they come). Raises what the first failing call raised; the others are cancelled."""
@@ -148,6 +150,8 @@ class MapRun:
                         self._taken += len(ready)
                         yield ready
                 self._fill()
+            if self._shown is not None:
+                self._shown()
             if self._input_error is not None:
                 raise self._input_error
         finally:
@@ -246,6 +250,10 @@ class MapRun:
         what, task, said = event
         if task.id not in self._open:
             return []
+        self._shown = task.shown or self._shown
+        # Lines come before the values that follow them. A map that returns a list waits for its last lines only.
+        if self._shown is not None and (self._is_lazy or what not in ("part", "done")):
+            self._shown()
         if what == "part" or what == "done":
             _, values = said.decode()
             start = task.first + task.delivered

@@ -38,7 +38,7 @@ from .events import Event, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
 from .image import DEFAULT_IMAGE, Image
 from .live import LivePool
-from .logs import LogFiles, printer
+from .logs import Lines, LogFiles
 from .machine import LogSink, Offer, PoolSpec
 from .options import check_options, is_pool_name, translated
 from .packing import packed_initializer
@@ -81,7 +81,7 @@ class ComputePool(Calls):
         executor: "process": a process for each slot. "thread": the slots of a node are threads of one process; they
             share its memory and its GIL, a running call cannot be killed, and C-level output is tagged by node only.
         logs: True prints the calls' output here as it comes, each line with its node; False drops it; a function is
-            called with each `LogLine` (by a thread of ours: it must not call the pool).
+            called with each `LogLine`, in order, by a thread of its own. One that blocks loses the oldest lines.
             `sky.LogFiles(folder)` keeps a file for each rank.
         preload: modules that each node imports once, before its slots are forked, which then share them: with many
             slots the first calls come sooner, and memory is saved. One that starts a thread, or fails to be imported,
@@ -171,7 +171,8 @@ class ComputePool(Calls):
             cancel_grace_s=cancel_grace_s,
             provision_timeout_s=provision_timeout_s,
         )
-        self._sink: LogSink | None = printer() if logs is True else logs if callable(logs) else None
+        self._logs = logs
+        self._lines: Lines | None = None
         self._initializer = None if initializer is None else (initializer, tuple(initargs))
         self._label = name or ""
         # Part of the path of sockets, which is short.
@@ -345,7 +346,8 @@ class ComputePool(Calls):
             self._ended_by = None
             presence = self._made_presence()
             machines = self._machines = self._made_machines(presence)
-            engine = self._made_engine(presence)
+            self._lines = None if self._logs is False else Lines(self._logs, presence.kept_output())
+            engine = self._made_engine()
             self._owner = os.getpid()
             self._began_at = time.monotonic()
             try:
@@ -354,6 +356,7 @@ class ComputePool(Calls):
                 try:
                     self._tear_down(engine)
                 finally:
+                    self._flush_lines()
                     self._say_closed(_in_words(self._ended_by or error))
                 if self._ended_by is not None and error is not self._ended_by:
                     raise self._ended_by from error
@@ -382,11 +385,11 @@ class ComputePool(Calls):
             on_overspent=lambda error: _call(end_early(), error),
         )
 
-    def _made_engine(self, presence: Presence) -> Engine:
+    def _made_engine(self) -> Engine:
         return DirectEngine(
             self._name,
             cancel_grace_s=self._spec.cancel_grace_s,
-            logs=None if self._sink is None else presence.keeping(self._sink),
+            lines=self._lines,
             mask=self._spec.image.masker(),
             initializer=packed_initializer(self._initializer),
             emit=self._announcer.emit,
@@ -424,11 +427,17 @@ class ComputePool(Calls):
             pop_active(self)
             try:
                 shielded(self._end)
-                if isinstance(self._sink, LogFiles):
-                    self._sink.close()
+                self._flush_lines()
             finally:
                 interrupts.restore()  # of this thread, which may be the main one
                 self._say_closed("" if self._ended_by is None else _in_words(self._ended_by))
+
+    def _flush_lines(self) -> None:
+        """Show what the calls printed. Machines are gone by now, so a terminal that stalls costs time only."""
+        if self._lines is not None and self._owner == os.getpid():
+            self._lines.flush()
+        if isinstance(self._logs, LogFiles):
+            self._logs.close()
 
     def _end(self) -> None:
         """Once, whoever calls it: another waits until it is done. A Ctrl-C does not come between its steps."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from .errors import BudgetExceeded, NoCapacity, QuotaExceeded, SkywardError
 from .events import Emit, Event
 from .journal import state_folder
 from .machine import Machine, Offer, PoolSpec
+from .outlet import notify
 from .providers.base import Provider, as_rented, least_billed_s
 
 __all__ = ["PoolMachines"]
@@ -255,7 +255,7 @@ class PoolMachines:
         try:
             self._terminate(machine)
         except SkywardError as error:
-            sys.stderr.write(f"skyward: node {machine.node}: its old machine: {type(error).__name__}: {error}\n")
+            notify(f"node {machine.node}: its old machine: {type(error).__name__}: {error}")
 
     def _terminate(self, machine: Machine) -> None:
         """One of them. Whatever comes of it, its lease is not renewed for ever."""

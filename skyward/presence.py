@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from . import live
 from .live import LiveNode, LivePool
-from .machine import LogLine, LogSink, Machine
+from .machine import LogSink, Machine
 from .outputs import OutputFile
 
 __all__ = ["Presence"]
@@ -52,15 +52,10 @@ class Presence:
         self._pool = live.with_nodes(self._pool, nodes)
         live.announce(self._pool)
 
-    def keeping(self, sink: LogSink) -> LogSink:
-        """The sink, with every line kept for `skyward logs` too."""
-        keep = self._output = OutputFile(self._pool.pool)
-
-        def both(line: LogLine) -> None:
-            keep(line)
-            sink(line)
-
-        return both
+    def kept_output(self) -> LogSink:
+        """The sink that keeps every line for `skyward logs`."""
+        self._output = OutputFile(self._pool.pool)
+        return self._output
 
     def close(self) -> None:
         """Idempotent."""

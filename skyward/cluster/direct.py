@@ -19,7 +19,8 @@ from .. import interrupts
 from ..errors import InternalError, PoolClosed, SkywardError
 from ..events import Emit, ignore
 from ..futures import refuse_to_wait
-from ..machine import LogSink, Machine, Machines
+from ..logs import Lines
+from ..machine import Machine, Machines
 from ..schedule.scheduler import Scheduler
 from ..wire.frames import Kind
 from .arrivals import Arrivals
@@ -55,7 +56,7 @@ class DirectEngine:
         job_id: str,
         *,
         cancel_grace_s: float,
-        logs: LogSink | None,
+        lines: Lines | None,
         mask: Callable[[str], str] | None = None,
         initializer: bytes | None,
         emit: Emit = ignore,
@@ -65,7 +66,7 @@ class DirectEngine:
         self.grace_s = cancel_grace_s
         self.books = Books(Scheduler(kept))
         self.teller = TaskTeller(emit)
-        self.logs = LogRouter(logs, mask)
+        self.logs = LogRouter(lines, mask)
         self.nodes = Nodes(self, job_id=job_id, initializer=initializer, emit=emit)
         self.sending = Sending(self)
         self.leading = Leading(self)

@@ -5,13 +5,13 @@ A part of `DirectEngine` in a file of its own: it changes the engine's books, wh
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from ..errors import InternalError, NodeError, Unreachable
 from ..machine import PREEMPTED, Machine
+from ..outlet import notify
 from ..wire.ends import Ends
 from .dial import LINK_TIMES, Forgotten
 from .gang import RankTask
@@ -121,7 +121,7 @@ class Faults:
         try:
             is_ready = self._engine.nodes.source.prepare_replacement(link.node)
         except Exception as error:  # then it is replaced once it is gone
-            sys.stderr.write(f"skyward: node {link.node}: no other machine yet: {type(error).__name__}: {error}\n")
+            notify(f"node {link.node}: no other machine yet: {type(error).__name__}: {error}")
             return
         while is_ready:
             with self._books.lock:
@@ -195,8 +195,8 @@ class Faults:
         if not self._books.is_open:
             return  # the pool ends what there is
         assert self._engine.nodes.source is not None
-        sys.stderr.write(f"skyward: node {node} could not be replaced: {type(error).__name__}: {error}\n")
+        notify(f"node {node} could not be replaced: {type(error).__name__}: {error}")
         try:
             self._engine.nodes.source.give_up(node)
         except Exception as failure:
-            sys.stderr.write(f"skyward: node {node}: and then: {type(failure).__name__}: {failure}\n")
+            notify(f"node {node}: and then: {type(failure).__name__}: {failure}")

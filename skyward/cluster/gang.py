@@ -91,6 +91,12 @@ class Gang:
         firsts = [self.values[rank].decode() for rank in sorted(self.values)]
         return firsts[0] if self.nodes is None else firsts
 
+    def wait_shown(self) -> None:
+        """Wait a moment until what its ranks printed is shown."""
+        for task in self.tasks.values():
+            if task.shown is not None:
+                task.shown()
+
     def cause(self) -> tuple[int, BaseException | TaskFailure]:
         """The rank that failed first, and how.
 

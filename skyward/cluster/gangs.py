@@ -268,6 +268,7 @@ class Gangs:
 
 
 def _settle(gang: Gang) -> None:
+    gang.future.shown = gang.wait_shown
     if gang.failures:
         # Unpickled by the caller, as values are: it may import modules of the user's.
         gang.future.settle_error(Undecoded(gang.raise_error))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..machine import LogLine, LogSink
+from ..logs import Lines
+from ..machine import LogLine
 from .tasks import Task
 
 __all__ = ["LogRouter"]
@@ -52,14 +51,13 @@ class _Partial:
 
 
 class LogRouter:
-    """Puts lines together for each (node, task, stream) and hands them to the sink; keeps the tail for errors.
+    """Puts lines together for each (node, task, stream) and queues them in `lines`; keeps the tail for errors.
 
-    Called by the I/O thread under the engine's lock; a sink must not call back into the pool. A sink that raises is
-    reported once and then not called any more: output must not end the calls. `mask` is applied to each line first.
+    Called under the engine's lock, so it waits for nothing. `mask` is applied to each line first.
     """
 
-    def __init__(self, sink: LogSink | None, mask: Callable[[str], str] | None = None) -> None:
-        self._sink = sink
+    def __init__(self, lines: Lines | None, mask: Callable[[str], str] | None = None) -> None:
+        self._sink = lines
         self._mask = mask
         self._partial: dict[_Key, _Partial] = {}
         self._lock = threading.Lock()
@@ -131,12 +129,9 @@ class LogRouter:
             call=key.call[0],
             restart_count=key.call[1],
         )
-        try:
-            self._sink(line)
-        except Exception:
-            self._sink = None
-            sys.stderr.write("skyward: the function given as logs= raised; it gets no more lines:\n")
-            traceback.print_exc()
+        shown = self._sink.put(line)
+        if task is not None:
+            task.shown = shown
 
 
 def _overwritten(line: str) -> str:

@@ -10,7 +10,6 @@ import concurrent.futures
 import os
 import pickle
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..calls import CallOptions
 from ..errors import InternalError, SkywardError, UsageError
 from ..futures import Future
 from ..launch import Launch
+from ..outlet import notify
 from ..schedule.actions import Refuse
 from ..wire.blobs import Blob, blob_digest, content_digest
 from ..wire.channel import BLOBS, CONTROL
@@ -180,7 +180,7 @@ class NestedCalls:
             try:
                 work()
             except Exception as error:  # of one call; the others go on
-                sys.stderr.write(f"skyward: a call of a task: {type(error).__name__}: {error}\n")
+                notify(f"a call of a task: {type(error).__name__}: {error}")
             del work  # it holds arrays
 
     def _begin(self, call: _Call, body: bytes, blobs: Mapping[bytes, Blob]) -> None:

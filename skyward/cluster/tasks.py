@@ -112,6 +112,8 @@ class Task:
     options: CallOptions
     rank: int | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    shown: Callable[[], None] | None = None
+    """Waits until the last line that it printed is shown; None: it has printed nothing. Always returns soon."""
     is_cancelled: bool = False
     timeout_s: float | None = None
     expected_ns: float | None = None
@@ -126,6 +128,18 @@ class Task:
 
     is_nested: ClassVar[bool] = False
     """Whether a task has called it."""
+
+    def after_output(self, decode: Callable[[], T]) -> Callable[[], T]:
+        """`decode`, which first waits until what the task has printed so far is shown."""
+        shown = self.shown
+        if shown is None:
+            return decode
+
+        def wait_and_decode() -> T:
+            shown()
+            return decode()
+
+        return wait_and_decode
 
     @property
     def calls(self) -> int:
@@ -174,12 +188,15 @@ class CallTask(Task):
         self.future.set_running()
 
     def on_result(self, received: Received) -> None:
+        self.future.shown = self.shown
         self.future.settle(Undecoded(received.decode))
 
     def on_error(self, failed: TaskFailure) -> None:
+        self.future.shown = self.shown
         self.future.settle_error(Undecoded(failed.raise_it))
 
     def on_failed(self, error: BaseException) -> None:
+        self.future.shown = self.shown
         self.future.settle_error(error)
 
 
@@ -310,17 +327,17 @@ class StreamTask(Task):
     def on_item(self, received: Received) -> None:
         stream = self.stream()
         if stream is not None:
-            stream.put(received.decode)
+            stream.put(self.after_output(received.decode))
 
     def on_result(self, received: Received) -> None:
         stream = self.stream()
         if stream is not None:
-            stream.finish(received.decode)
+            stream.finish(self.after_output(received.decode))
 
     def on_error(self, failed: TaskFailure) -> None:
         stream = self.stream()
         if stream is not None:
-            stream.finish(failed.raise_it)
+            stream.finish(self.after_output(failed.raise_it))
 
     def on_failed(self, error: BaseException) -> None:
         def fail() -> None:
@@ -328,7 +345,7 @@ class StreamTask(Task):
 
         stream = self.stream()
         if stream is not None:
-            stream.finish(fail)
+            stream.finish(self.after_output(fail))
 
 
 def loss_error(loss: Loss, name: str, tail: Iterable[str] = (), *, again: str = "retries=1") -> NodeError:

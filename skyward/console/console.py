@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import sys
 import threading
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from ..events import Event, PoolClosed, PoolReady, PoolStarted
+from ..outlet import notices, notify
 from .panel import Counts, Style, panel_lines, status_line
 from .plain import PlainLines
 from .state import PoolState
@@ -79,36 +79,21 @@ def open_console(
 
 
 class _PlainView:
-    """Lines on standard error. A thread of its own writes them, for a pipe may be full."""
+    """Lines on standard error."""
 
     wants_usage = False
 
     def __init__(self, name: str, *, is_quiet: bool) -> None:
         self._lines = PlainLines(name, is_quiet=is_quiet)
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
 
     def emit(self, event: Event) -> None:
         with self._lock:
-            lines = self._lines.take(event)
-            if lines and self._thread is None:
-                self._thread = threading.Thread(target=self._write, name="skyward-console", daemon=True)
-                self._thread.start()
-            for line in lines:
-                self._queue.put(line)
-
-    def _write(self) -> None:
-        while line := self._queue.get():
-            _say(line)
+            for line in self._lines.take(event):
+                notify(line)
 
     def close(self) -> None:
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self._queue.put("")
-            if thread is not threading.current_thread():
-                thread.join(_LAST_WORDS_S)
+        notices.flush()
 
 
 class _LiveView:
@@ -160,7 +145,8 @@ class _LiveView:
             now = time.time()
             spent = self._state.spent_usd(now)
             cost = f", cost {usd(spent)} by the prices of its offers" if spent else ""
-            _say(f"skyward: {self._state.name}: closed after {duration(now - self._state.began)}{cost}")
+            notify(f"{self._state.name}: closed after {duration(now - self._state.began)}{cost}")
+            notices.flush()
 
 
 class _NotebookLine:
@@ -208,14 +194,6 @@ class _NotebookLine:
         self._changed.set()
         self._thread.join(_LAST_WORDS_S)
         self._update()
-
-
-def _say(line: str) -> None:
-    try:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed by the user; there is nowhere to say so
-        return
 
 
 def _ipython() -> Any:

@@ -21,7 +21,7 @@ class PlainLines:
         """What there is to say of it."""
         self._state.take(event)
         text = self._failure(event) or ("" if self._is_quiet else self._progress(event))
-        return [f"skyward: {self._state.name}: {text}"] if text else []
+        return [f"{self._state.name}: {text}"] if text else []
 
     def _failure(self, event: told.Event) -> str:
         match event:

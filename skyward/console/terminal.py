@@ -29,6 +29,8 @@ _REPAINT_S = 2.0
 """Seconds after which every line is painted again: something may have wiped them."""
 _AWAY_S = 3.0
 """Seconds without a look after which this program was stopped: a shell has used the terminal meanwhile."""
+_LAST_WORDS_S = 2.0
+"""How long `remove` waits for a terminal that has stalled."""
 _LEAST_ROWS, _LEAST_COLUMNS = 10, 40
 _CHUNK = 1800
 """Bytes. A terminal takes up to 2048 in one piece; between two pieces others may write."""
@@ -61,8 +63,10 @@ class Terminal:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._lock = threading.RLock()
+        self._changed = threading.Condition()
         self._parts: list[Lines] = []
+        self._painted: list[Lines] = []
+        """The parts as they were when it was painted last."""
         self._shown: list[str] = []
         self._size = os.terminal_size((0, 0))
         self._height = 0
@@ -83,40 +87,49 @@ class Terminal:
 
     def add(self, lines: Lines) -> None:
         """Show these lines too, about eight times a second, until they are removed."""
-        with self._lock:
+        with self._changed:
             self._parts.append(lines)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="skyward-console", daemon=True)
                 self._thread.start()
 
     def remove(self, lines: Lines) -> None:
-        """With the last ones the terminal is as it was. Idempotent."""
-        with self._lock:
+        """Leave the terminal as it was, once the last lines are removed. Idempotent.
+
+        A terminal that has stalled is given back when it goes on, by the painting thread or by the guard.
+        """
+        with self._changed:
             if lines in self._parts:
                 self._parts.remove(lines)
+                self._changed.notify_all()
             if self._owner == os.getpid():
-                self._paint()
+                self._changed.wait_for(lambda: lines not in self._painted or self._thread is None, _LAST_WORDS_S)
 
     # Painting -------------------------------------------------------------------------------------------------------
+    # By one thread, and without the lock: the terminal may stall, and then nobody else may wait for it.
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                if not self._parts:
-                    self._thread = None
-                    return
-                try:
-                    self._paint()
-                except Exception:  # a bug of ours, or a terminal that is gone, must cost nobody more than the view
+            with self._changed:
+                parts = list(self._parts)
+            try:
+                self._paint(parts)
+            except Exception:  # a bug of ours, or a terminal that is gone, must cost nobody more than the view
+                with contextlib.suppress(OSError):
+                    self._give_back()
+                with self._changed:
                     self._parts.clear()
-                    with contextlib.suppress(OSError):
-                        self._give_back()
+                    parts = []
+            with self._changed:
+                self._painted = parts
+                self._changed.notify_all()
+                if not parts and not self._parts:
                     self._thread = None
                     return
-            time.sleep(_PAINT_S)
+                self._changed.wait_for(lambda: self._parts != parts, _PAINT_S)  # noqa: B023  # called at once
 
-    def _paint(self) -> None:
-        if not self._parts:
+    def _paint(self, parts: list[Lines]) -> None:
+        if not parts:
             self._give_back()
             return
         now = time.monotonic()
@@ -128,9 +141,9 @@ class Terminal:
         if size.lines < _LEAST_ROWS or size.columns < _LEAST_COLUMNS:
             self._give_back()
             return
-        most = max(3, size.lines // 3 // len(self._parts))
+        most = max(3, size.lines // 3 // len(parts))
         # The last column stays free: writing there makes some terminals go to the next line.
-        lines = [line for part in self._parts for line in part(size.columns - 1, most)][: size.lines - 4]
+        lines = [line for part in parts for line in part(size.columns - 1, most)][: size.lines - 4]
         if was_away or size != self._size or len(lines) != self._height:
             self._take(size, len(lines), has_moved=was_away or size != self._size)
         if now - self._painted_at > _REPAINT_S:
@@ -198,7 +211,8 @@ class Terminal:
 
     def forget_in_child(self) -> None:
         """After a fork: the terminal, and its guard, are the parent's."""
-        self._parts, self._height, self._thread, self._lock = [], 0, None, threading.RLock()
+        self._parts, self._painted, self._height, self._thread = [], [], 0, None
+        self._changed = threading.Condition()
         guard, self._guard = self._guard, None
         if guard is not None and guard.stdin is not None:
             with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import NoReturn, TypeVar
 
 from ..errors import AuthFailed, OutcomeUnknown, ProviderError, TerminateFailed, Throttled
 from ..journal import Journal
+from ..outlet import notify
 from .clock import Clock, patiently
 from .rented import ATTEMPT_TAG, JOURNAL_TAG, Cloud, Instance
 
@@ -209,7 +209,7 @@ def shielded(action: Callable[[], T]) -> T:
             interrupts += 1
             if interrupts == 3:
                 raise
-            sys.stderr.write("skyward: machines are being ended; twice more Ctrl-C leaves that to the keeper\n")
+            notify("machines are being ended; twice more Ctrl-C leaves that to the keeper")
     if failure:
         raise failure[0]
     if interrupts:

@@ -124,12 +124,12 @@ def test_plain_lines_say_each_phase_once_for_all_nodes() -> None:
     ]
     lines = [line for event in [*story(), *end] for line in plain.take(event)]
     assert lines == [
-        "skyward: train: starting 2 nodes on aws",
-        "skyward: train: node 0: g5.xlarge (spot) i-a, $1.20 per hour",
-        "skyward: train: node 1: g5.xlarge (spot) i-b, $1.20 per hour",
-        "skyward: train: boot: 30 s (node 1, the slowest)",
-        "skyward: train: node 1: packages failed after 19 s: no torch for this python",
-        "skyward: train: closed after 1 m 00 s: BootstrapFailed: node 1",
+        "train: starting 2 nodes on aws",
+        "train: node 0: g5.xlarge (spot) i-a, $1.20 per hour",
+        "train: node 1: g5.xlarge (spot) i-b, $1.20 per hour",
+        "train: boot: 30 s (node 1, the slowest)",
+        "train: node 1: packages failed after 19 s: no torch for this python",
+        "train: closed after 1 m 00 s: BootstrapFailed: node 1",
     ]
 
 
@@ -143,8 +143,8 @@ def test_a_quiet_pool_says_only_what_goes_wrong() -> None:
         events.PoolClosed(pool="x", seconds=9.0),
     ]
     assert [line for event in told for line in plain.take(event)] == [
-        "skyward: here: node 0 was lost: it was killed; another one is being made",
-        "skyward: here: node 0 was replaced after 0.5 s",
+        "here: node 0 was lost: it was killed; another one is being made",
+        "here: node 0 was replaced after 0.5 s",
     ]
 
 
