@@ -224,6 +224,20 @@ class Accelerator:
             raise _unknown(name)
         return factory(memory=memory or parsed.memory, form_factor=form_factor or parsed.form_factor, count=count)
 
+    def is_met_by(self, kind: str, count: int) -> bool:
+        """Whether `count` devices that their driver calls `kind` are what this asks for.
+
+        Memory and form factor are not compared: not every driver tells them. A kind of one word, such as "AMD", names
+        the maker only, and may be any product.
+
+            >>> Accelerator("A10").is_met_by("NVIDIA A100-SXM4-80GB", 1)
+            False
+        """
+        wanted, has = _parse(self.name).key, _parse(kind).key
+        # "NVIDIA RTX PRO 6000 Blackwell Server Edition" is no name of the tables, and "A10" no part of the A100.
+        is_same = has == wanted if has in _BY_KEY else wanted in has
+        return count >= self.count and (is_same or " " not in kind)
+
     def with_count(self, count: int) -> Accelerator:
         """The same device, `count` of it in each node."""
         return replace(self, count=count)

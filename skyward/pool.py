@@ -25,6 +25,7 @@ from .accelerators import Accelerator
 from .allocation import AllocationStrategy
 from .announcer import Announcer, EventStream
 from .calls import PendingCompute, pop_active, push_active
+from .cluster.devices import sharing_of_pool
 from .cluster.direct import DirectEngine
 from .cluster.engine import Engine
 from .config import of_file, pool_fields
@@ -406,6 +407,9 @@ class ComputePool(Calls):
         engine.start(machines.launch(), machines)
         if self._ended_by is not None:
             raise self._ended_by
+        devices = {node: engine.nodes.devices(node) for node in range(self._spec.nodes)}
+        if sharing := sharing_of_pool(devices, self.concurrency):
+            warnings.warn(sharing, stacklevel=4)
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""

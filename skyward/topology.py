@@ -62,6 +62,10 @@ class Rank:
     """The network interface that carries `local_addr`; empty where it is not known."""
     restart_count: int = 0
     """How often the gang was started before, in this call."""
+    shares_devices: bool = False
+    """Whether two ranks of the gang have to use one accelerator: a node runs more ranks than it has, or several
+    nodes are on one machine that has fewer.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

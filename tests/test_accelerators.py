@@ -183,3 +183,21 @@ def test_custom_makes_what_no_table_knows() -> None:
     mine = Custom("My-GPU", memory="48GB", count=2, cuda_min="12.0")
     assert mine == Accelerator("My-GPU", memory="48GB", count=2, metadata={"cuda_min": "12.0"})
     assert Custom("Any").memory_gb is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind", "is_met"),
+    [
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A10", "NVIDIA A100-SXM4-80GB", False),
+        ("L4", "NVIDIA L40S", False),
+        ("H100-SXM", "NVIDIA H100 80GB HBM3", True),
+        ("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", True),
+        ("RTX 4090", "NVIDIA GeForce RTX 4090", True),
+        ("MI300X", "AMD", True),
+    ],
+)
+def test_a_machine_is_asked_for_its_product_by_the_drivers_name(wanted: str, kind: str, is_met: bool) -> None:
+    accelerator = Accelerator.from_name(wanted)
+    assert accelerator.is_met_by(kind, 1) == is_met
+    assert not accelerator.with_count(2).is_met_by(kind, 1)

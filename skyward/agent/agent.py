@@ -155,8 +155,8 @@ class Agent:
         if "stripe" in hello:
             self._on_stripe(session, hello)
             return
-        facts = {**node_facts(), "version": PROTOCOL_VERSION, "node": self._config.node, "pid": os.getpid()}
-        facts["can_stripe"] = CAN_STRIPE
+        facts = node_facts(dict(self._config.env))
+        facts |= {"version": PROTOCOL_VERSION, "node": self._config.node, "pid": os.getpid(), "can_stripe": CAN_STRIPE}
         if hello.get("is_resumed"):
             if self._client is None or self._client.token != token:
                 reason = {"reason": "this agent does not know the session", "is_unknown": True}

@@ -77,7 +77,8 @@ def start() -> int:
         shutil.rmtree(config.folder, ignore_errors=True)
         return 1
     said = {"pid": process.pid, "started": _started(process.pid), "socket": line, "root": _package_root()}
-    said |= {"address": config.address, "interface": config.interface, "machine": platform.machine(), **node_facts()}
+    said |= {"address": config.address, "interface": config.interface, "machine": platform.machine()}
+    said |= node_facts(dict(config.env))
     sys.stdout.write(json.dumps(said) + "\n")
     return 0
 

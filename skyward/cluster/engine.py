@@ -32,6 +32,10 @@ class NodeFacts(Protocol):
         """Of a gang; "auto": one for each accelerator of the node that has fewest, and one where there are none."""
         ...
 
+    def devices(self, node: int) -> tuple[str, ...]:
+        """Names of the accelerators that calls see on one node; two nodes on one machine may share some."""
+        ...
+
     def agent_pids(self) -> dict[int, int]:
         """Of the nodes that are up: the process id of the agent, on its machine."""
         ...

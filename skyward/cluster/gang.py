@@ -15,6 +15,7 @@ from ..launch import Launch
 from ..topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
+from .devices import are_shared
 from .hangs import Hang, Late
 from .tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error
 
@@ -170,11 +171,12 @@ def _one_line(came: BaseException | TaskFailure) -> str:
 
 
 def make_ranks(
-    gang: Gang, peers: dict[int, Peer], accelerators: dict[int, int], interfaces: dict[int, str]
+    gang: Gang, peers: dict[int, Peer], devices: dict[int, tuple[str, ...]], interfaces: dict[int, str]
 ) -> list[Rank]:
     """The ranks of a gang that was placed: node by node, so a node's ranks are neighbours."""
     members = tuple(peers[node] for node in gang.placed)
     local = gang.ranks_per_node
+    shares_devices = are_shared((devices[node] for node in gang.placed), local)
     return [
         Rank(
             rank=node_rank * local + local_rank,
@@ -187,7 +189,8 @@ def make_ranks(
             head_addr=members[0].private_ip,
             head_port=gang.port,
             local_addr=peer.private_ip,
-            accelerators=accelerators[peer.node],
+            accelerators=len(devices[peer.node]),
+            shares_devices=shares_devices,
             peers=members,
             interface=interfaces[peer.node],
             restart_count=len(gang.past),

@@ -15,6 +15,7 @@ from ..futures import Undecoded
 from ..schedule.actions import Action, FailGang, StartGang
 from ..wire.frames import Frame, Kind
 from ..wire.tasks import RankOrder
+from .devices import sharing_of_gangs
 from .gang import Gang, RankTask, make_ranks
 from .hangs import REPORT_AFTER_S, Hang, Late, RankStack, read_stack
 from .tasks import Task
@@ -38,6 +39,7 @@ class Gangs:
     def __init__(self, engine: DirectEngine) -> None:
         self._engine = engine
         self._books = engine.books
+        self._told_to_share: set[frozenset[str]] = set()
 
     def submit(self, gang: Gang) -> None:
         self._books.gangs[gang.id] = gang
@@ -92,9 +94,9 @@ class Gangs:
             self._end(gang)
             return
         peers = {node: self._books.machines[node].peer for node in gang.placed}
-        accelerators = {node: self._engine.nodes.accelerators(node) for node in gang.placed}
+        devices = {node: self._engine.nodes.devices(node) for node in gang.placed}
         interfaces = {node: self._books.machines[node].interface for node in gang.placed}
-        for rank in make_ranks(gang, peers, accelerators, interfaces):
+        for rank in make_ranks(gang, peers, devices, interfaces):
             delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
             task = RankTask(
                 id=self._engine.next_id(),
@@ -122,7 +124,23 @@ class Gangs:
             )
             self._books.tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
             self._engine.sending.send(task, rank.node)
+        self._tell_of_sharing(gang)
         gang.future.set_running()
+
+    def _tell_of_sharing(self, gang: Gang) -> None:
+        """Another gang that runs has devices of this one; said once for two functions."""
+        own = self._devices_of(gang)
+        for other in self._books.gangs.values():
+            names = frozenset((gang.name, other.name))
+            shared = own & self._devices_of(other) if other is not gang and other.open else frozenset()
+            if shared and names not in self._told_to_share:
+                self._told_to_share.add(names)
+                nodes = [node for node in gang.placed if shared.intersection(self._engine.nodes.devices(node))]
+                text = sharing_of_gangs(gang.name, other.name, nodes, len(shared))
+                self._engine.logs.say(gang.tasks[0], gang.placed[0], text)
+
+    def _devices_of(self, gang: Gang) -> frozenset[str]:
+        return frozenset(device for node in gang.placed for device in self._engine.nodes.devices(node))
 
     # Ending ---------------------------------------------------------------------------------------------------------
 

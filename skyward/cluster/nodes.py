@@ -125,8 +125,12 @@ class Nodes:
 
     def accelerators(self, node: int) -> int:
         """Of one node; 0 while it is not up."""
+        return len(self.devices(node))
+
+    def devices(self, node: int) -> tuple[str, ...]:
+        """Those that calls see on one node; none while it is not up. Two nodes on one machine may name the same."""
         link = self._books.links.get(node)
-        return int(link.facts["accelerators"]) if link else 0
+        return tuple(link.facts["devices"]) if link else ()
 
     def ranks_per_node(self, launch: Launch) -> int:
         """Of a gang; "auto": one for each accelerator of the node that has fewest, and one where there are none."""

@@ -106,9 +106,17 @@ class JaxIntegration(IntegrationBase):
         chosen = {"PJRT_NPROC": str(numeric_threads(rank))}
         if rank.interface:
             chosen["NCCL_SOCKET_IFNAME"] = rank.interface
-        if devices := _own_devices(rank):
+        if rank.shares_devices:  # else the first of two takes three quarters of the memory
+            chosen["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        devices = _own_devices(rank)
+        if devices:
             chosen["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, devices))
+        # In the environment, where it holds whichever integration on the function makes JAX's processes meet.
+        on_cpu = {} if self.local_device_count is None else {"JAX_NUM_CPU_DEVICES": str(self.local_device_count)}
+        cpus = on_cpu.get("JAX_NUM_CPU_DEVICES") or os.environ.get("JAX_NUM_CPU_DEVICES") or "1"
         return {
+            **on_cpu,
+            "JAX_LOCAL_DEVICE_COUNT": str(len(devices) or rank.accelerators or cpus),
             "JAX_COORDINATOR_ADDRESS": _endpoint(rank.head_addr, rank.head_port),
             "JAX_NUM_PROCESSES": str(rank.world_size),
             "JAX_PROCESS_ID": str(rank.rank),
@@ -121,8 +129,6 @@ class JaxIntegration(IntegrationBase):
         if framework.distributed.is_initialized():  # by another integration that stands on this one
             return
         _read_environment(framework.config)
-        if self.local_device_count is not None:
-            framework.config.update("jax_num_cpu_devices", self.local_device_count)
         _name_the_address(rank)
         rank = _at_own_port(rank)
         if rank.rank == 0:

@@ -9,7 +9,7 @@ another is `distribution`: nothing, or training one model together, see `keras_p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, overload
@@ -19,7 +19,7 @@ from ..launch import RanksPerNode
 from ..topology import Rank
 from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
 from .jax import JaxIntegration
-from .keras_parallel import data_parallel
+from .keras_parallel import data_parallel, telling_of_idle_devices
 from .tensorflow import TensorFlowIntegration
 from .torch import TorchIntegration
 
@@ -65,7 +65,8 @@ def keras(
     call has used before. Outside a pool, and in `.local(...)`, the function is simply called. It stands below
     `@sky.compute`, and stacks with other integrations and output decorators in any order.
 
-    With `distribution=None` each rank trains a model of its own, usually on `sky.shard(x, y)`. With "data_parallel"
+    With `distribution=None` each rank trains a model of its own, usually on `sky.shard(x, y)`; on jax it uses the
+    first device of the rank alone, unless the function sets a `keras.distribution`. With "data_parallel"
     all ranks train one: they begin each step with equal weights and take it with the mean of their gradients. What
     `model.fit` is given follows the backend:
 
@@ -171,7 +172,8 @@ class KerasIntegration(IntegrationBase):
             if self.seed is not None:
                 framework.utils.set_random_seed(self.seed)
             if self.distribution is None:
-                yield
+                with telling_of_idle_devices(framework) if self.backend == "jax" and not rank.rank else nullcontext():
+                    yield
                 return
             with data_parallel(framework, rank, is_seeded=self.seed is not None):
                 yield

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 from ..errors import UsageError
 from ..topology import Rank
 
-__all__ = ["data_parallel"]
+__all__ = ["data_parallel", "telling_of_idle_devices"]
 
 _BUCKET_BYTES = 25 * 1024 * 1024
 """Gradients are exchanged in parts of about this size, several at a time. As torch's DistributedDataParallel does."""
@@ -34,6 +35,28 @@ def data_parallel(keras: Any, rank: Rank, *, is_seeded: bool) -> AbstractContext
         return _strategy_scope()
     exchange = _TorchExchange(rank) if backend == "torch" else _JaxExchange()
     return _together(keras, exchange, is_seeded=is_seeded, averages=backend == "torch" and rank.world_size > 1)
+
+
+@contextmanager
+def telling_of_idle_devices(keras: Any) -> Iterator[None]:
+    """On jax: the first `fit` of a model that leaves devices of this rank idle says so."""
+    fit, is_told = keras.Model.fit, False
+
+    @wraps(fit)
+    def telling(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_told
+        count = import_module("jax").local_device_count()
+        if count > 1 and not is_told and keras.distribution.distribution() is None:
+            is_told = True
+            warnings.warn(
+                f"distribution=None: this rank has {count} devices, and the model trains on the first alone; write "
+                '@sky.integrations.keras(distribution="data_parallel") to train on all of them',
+                stacklevel=2,
+            )
+        return fit(self, *args, **kwargs)
+
+    with _replaced(keras.Model, "fit", telling):
+        yield
 
 
 @contextmanager

@@ -96,6 +96,8 @@ class TensorFlowIntegration(IntegrationBase):
             "TF_NUM_INTRAOP_THREADS": threads,
             "TF_CPP_MIN_LOG_LEVEL": _LOG_LEVEL,
         }
+        if rank.shares_devices:  # else the first of two takes all of the memory
+            chosen["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
         config = {
             "cluster": {"worker": [f"{_in_url(host)}:{port}" for host, port in _addresses(rank)]},
             "task": {"type": "worker", "index": rank.rank},

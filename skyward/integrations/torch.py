@@ -177,6 +177,13 @@ class TorchIntegration(IntegrationBase):
         """Returns when all ranks have met. Raises RendezvousFailed."""
         dist = framework.distributed
         backend = self.backend or ("nccl" if _each_has_a_gpu(framework, rank) else "gloo")
+        if "nccl" in backend and not framework.cuda.is_available():
+            raise UsageError(
+                f"{self.name}: backend={backend!r}: node {rank.node} has no GPU that torch can use; leave backend out, "
+                "which is nccl where each rank has a GPU of its own and gloo elsewhere",
+                field="backend",
+                value=backend,
+            )
         options: dict[str, Any] = {}
         if self.timeout_s is not None:
             options["timeout"] = timedelta(seconds=self.timeout_s)
@@ -229,7 +236,9 @@ def _own_device(framework: Any, rank: Rank) -> Any:
 
 def _each_has_a_gpu(framework: Any, rank: Rank) -> bool:
     """Nccl refuses two ranks on one GPU. All ranks of a node answer alike."""
-    return bool(framework.cuda.is_available()) and rank.local_world_size <= int(framework.cuda.device_count())
+    if rank.shares_devices or not framework.cuda.is_available():
+        return False
+    return rank.local_world_size <= int(framework.cuda.device_count())
 
 
 def _devices_of(dist: Any, backend: str) -> str:

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..agent.facts import devices_of_machine
 from ..agent.main import SOCKET_NAME
 from ..agent.watchdog import processes_below
 from ..errors import NoCapacity, ProviderError
@@ -48,8 +49,9 @@ class Local:
 
     A task sees: the working folder of this process, its `sys.path`, its environment with `Image.env` on top, and
     nothing on standard input. Scratch space is `tempfile` as usual. Numeric libraries get `cores // slots` threads
-    unless OMP_NUM_THREADS and its like are set. Of an image only `env` and `includes` act: the packages are those of
-    this environment.
+    unless OMP_NUM_THREADS and its like are set. The nodes divide the GPUs that this process sees
+    (CUDA_VISIBLE_DEVICES), or share them where there are fewer GPUs than nodes. Of an image only `env` and `includes`
+    act: the packages are those of this environment.
 
     Example:
         >>> Local()
@@ -76,6 +78,7 @@ class Local:
             raise NoCapacity(f"local: vcpus={spec.vcpus}, but this machine has {cores} cores")
         if spec.memory_gib is not None and spec.memory_gib > memory:
             raise NoCapacity(f"local: memory_gib={spec.memory_gib:g}, but this machine has {memory:.1f}")
+        self._check_accelerator(spec)
         return [Offer(provider="local", instance_type="this machine", vcpus=cores, memory_gib=memory)]
 
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[NodeConfig]:
@@ -104,9 +107,26 @@ class Local:
                 _kill(process)
             shutil.rmtree(machine.folder, ignore_errors=True)
 
+    def _check_accelerator(self, spec: PoolSpec) -> None:
+        """Raises NoCapacity where a node would not have the accelerators that are asked for."""
+        wanted = spec.accelerator
+        devices = devices_of_machine({**os.environ, **spec.image.environment()})
+        if wanted is None or wanted.is_met_by(devices.kind, len(devices.names) // spec.nodes):
+            return
+        has = f"{len(devices.names)} {devices.kind}" if devices.names else "no accelerator"
+        nodes = f" for each of {spec.nodes} nodes" if spec.nodes > 1 else ""
+        raise NoCapacity(
+            f"local: accelerator={wanted}{nodes}, but this machine has {has} that a task would see; leave accelerator "
+            "out to use what there is"
+        )
+
     def _config(self, spec: PoolSpec, pool: str, node: int) -> NodeConfig:
         cores = os.cpu_count() or 1
-        env = {**os.environ, **spec.image.environment()}
+        own = spec.image.environment()
+        env = {**os.environ, **own}
+        devices = devices_of_machine(env)
+        if devices.names and devices.variable and devices.variable not in own and spec.nodes > 1:
+            env[devices.variable] = ",".join(devices.part(node, spec.nodes))
         thread_variables = tuple(name for name in _THREAD_VARIABLES if name not in env)
         env.update(dict.fromkeys(thread_variables, str(max(1, cores // (spec.nodes * spec.concurrency)))))
         includes = [os.path.abspath(os.path.expanduser(path)) for path in spec.image.includes]

@@ -11,7 +11,6 @@ import functools
 import math
 import os
 import pickle
-import re
 import shlex
 import threading
 import time
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from ..accelerators import Accelerator
 from ..agent import attach
 from ..agent.outside import reply_of
 from ..bootstrap.code import Code
@@ -105,12 +103,6 @@ class Orders:
     stop: threading.Event
     code: Code
     are_prepared: threading.Barrier
-
-
-def _fits(wanted: Accelerator, kind: str, count: int) -> bool:
-    """`kind`: the driver's name, such as "NVIDIA A100-SXM4-80GB". One that gives no more than the maker may be any."""
-    has, want = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (kind, wanted.name))
-    return count >= wanted.count and (want in has or " " not in kind)
 
 
 class WayUp:
@@ -334,7 +326,7 @@ class WayUp:
             lacks.append(f"memory_gib={spec.memory_gib:g}, and it has {ready.memory_gib:.1f}")
         if spec.architecture is not None and spec.architecture != _ARCHITECTURES.get(said["machine"], said["machine"]):
             lacks.append(f"architecture={spec.architecture}, and it is {said['machine']}")
-        if spec.accelerator is not None and not _fits(spec.accelerator, said["accelerator"], said["accelerators"]):
+        if spec.accelerator is not None and not spec.accelerator.is_met_by(said["accelerator"], said["accelerators"]):
             has = f"{said['accelerators']} {said['accelerator']}" if said["accelerators"] else "none"
             lacks.append(f"accelerator={spec.accelerator}, and it has {has}")
         if lacks:

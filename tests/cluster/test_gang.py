@@ -95,7 +95,7 @@ def test_each_rank_has_the_network_of_its_own_node() -> None:
     made.placed, made.port, made.ranks_per_node = (2, 5), 21_000, 2
     peers = {node: Peer(node=node, private_ip=f"10.0.0.{node}") for node in made.placed}
     made.past = ["rank 0: ValueError: bad"]
-    ranks = make_ranks(made, peers, {2: 0, 5: 1}, {2: "eth0", 5: "ens5"})
+    ranks = make_ranks(made, peers, {2: (), 5: ("gpu0",)}, {2: "eth0", 5: "ens5"})
     assert [(r.rank, r.node, r.local_addr, r.interface, r.accelerators) for r in ranks] == [
         (0, 2, "10.0.0.2", "eth0", 0),
         (1, 2, "10.0.0.2", "eth0", 0),

@@ -124,6 +124,7 @@ def test_the_environment_says_where_the_ranks_meet() -> None:
         "JAX_COORDINATOR_ADDRESS": "10.0.0.1:20999",
         "JAX_NUM_PROCESSES": "8",
         "JAX_PROCESS_ID": "5",
+        "JAX_LOCAL_DEVICE_COUNT": "1",
         "PJRT_NPROC": "4",
         "NCCL_SOCKET_IFNAME": "eth1",
     }
@@ -144,12 +145,32 @@ def test_what_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None
 def test_ranks_of_a_node_share_its_accelerators_evenly(accelerators: int, devices: str | None) -> None:
     environment = JaxIntegration().environment(rank(accelerators=accelerators))
     assert environment.get("JAX_LOCAL_DEVICE_IDS") == devices
+    assert environment["JAX_LOCAL_DEVICE_COUNT"] == ("2" if accelerators == 8 else "1")
+
+
+@pytest.mark.usefixtures("_plain")
+def test_the_number_of_devices_is_told_as_the_rank_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(**options: Any) -> str:
+        return JaxIntegration(**options).environment(rank(local_rank=0, local_world_size=1))["JAX_LOCAL_DEVICE_COUNT"]
+
+    assert count(local_device_count=4) == "4"
+    assert JaxIntegration(local_device_count=4).environment(rank())["JAX_NUM_CPU_DEVICES"] == "4"
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    assert (count(), count(local_device_count=4)) == ("3", "4")
+
+
+@pytest.mark.usefixtures("_plain")
+def test_ranks_on_one_accelerator_do_not_take_its_memory_ahead() -> None:
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    assert JaxIntegration().environment(rank(accelerators=2, shares_devices=True))[name] == "false"
+    assert name not in JaxIntegration().environment(rank(accelerators=4))
 
 
 @pytest.mark.usefixtures("_plain")
 def test_one_rank_on_a_node_has_all_its_accelerators() -> None:
     environment = JaxIntegration().environment(rank(accelerators=8, local_rank=0, local_world_size=1))
     assert "JAX_LOCAL_DEVICE_IDS" not in environment
+    assert environment["JAX_LOCAL_DEVICE_COUNT"] == "8"
 
 
 @pytest.mark.usefixtures("_plain")

@@ -520,3 +520,40 @@ def test_buckets_hold_tensors_of_one_kind_up_to_a_size() -> None:
 
     tensors = [tensor("a", 10), tensor("b", 1), tensor("a", 10), tensor("a", 10), tensor("b", 1), tensor("a", 60)]
     assert _buckets(tensors) == [[0, 2], [1, 4], [3], [5]]
+
+
+# Devices of jax ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upper", ["keras", "jax"])
+def test_options_of_jax_hold_in_any_order_and_idle_devices_are_told_of_once(pool: ComputePool, upper: str) -> None:
+    def train(distribution: str | None) -> tuple[int, str, list[tuple[str, bool]]]:
+        import os
+        import warnings
+
+        import jax
+        import keras
+        import numpy as np
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if distribution:
+                keras.distribution.set_distribution(keras.distribution.DataParallel(devices=jax.local_devices()))
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            for _ in range(2):
+                model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=8, verbose=0)
+        here = sys._getframe().f_code.co_filename
+        told = [(str(w.message), w.filename == here) for w in caught if "devices" in str(w.message)]
+        return jax.local_device_count(), os.environ["JAX_LOCAL_DEVICE_COUNT"], told
+
+    decorators = [sky.integrations.keras(backend="jax"), sky.integrations.jax(local_device_count=4)]
+    for decorate in decorators if upper == "jax" else reversed(decorators):
+        train = decorate(train)
+    ((*count, told),) = sky.compute(train)(None) @ pool.node(0)
+    assert count == [4, "4"]
+    ((message, is_at_fit),) = told
+    assert message.startswith("distribution=None: this rank has 4 devices, and the model trains on the first alone;")
+    assert is_at_fit
+    if upper == "keras":
+        assert (sky.compute(train)("own") >> pool)[2] == [], "the function has distributed it itself"

@@ -510,3 +510,12 @@ def test_auto_is_one_rank_on_a_node_without_accelerators(pool: ComputePool) -> N
         return dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"]
 
     assert world() @ pool == [(2, "1")] * 2
+
+
+def test_nccl_without_a_gpu_says_what_to_leave_out(pool: ComputePool) -> None:
+    @sky.compute
+    @sky.integrations.torch(backend="nccl")
+    def never() -> None: ...
+
+    with pytest.raises(UsageError, match=r"torch: backend='nccl': node \d has no GPU that torch .*; leave backend"):
+        never() @ pool

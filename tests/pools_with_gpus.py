@@ -1,0 +1,86 @@
+"""Pools that `test_devices` opens on a machine with two GPUs, by a program of its own: what was said, as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import skyward as sky
+from skyward.errors import NoCapacity
+from skyward.integrations.base import IntegrationBase, integrate
+from skyward.slot.runtime import current_rank
+from skyward.topology import Rank
+from tests.waiting import until
+
+__all__ = ["main"]
+
+
+class Plain(IntegrationBase):
+    """A gang of nothing but processes."""
+
+    name: ClassVar[str] = "plain-ranks"
+    extra: ClassVar[str] = ""
+    packages: ClassVar[tuple[str, ...]] = ()
+
+    def session(self, rank: Rank) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def visible() -> tuple[str | None, int]:
+    info = sky.instance_info()
+    assert info is not None
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), info.accelerators
+
+
+def shares_devices() -> bool:
+    rank = current_rank()
+    assert rank is not None
+    return rank.shares_devices
+
+
+def meet(name: str, other: str) -> None:
+    Path(name).touch()
+    until(lambda: Path(other).exists())
+
+
+def opened(**options: Any) -> tuple[list[str], list[Any], list[bool], list[str]]:
+    """What a pool says while it opens, what its calls see, whether its ranks share devices, and where it says so."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with sky.ComputePool(sky.Local(), **options) as pool:
+            seen = sky.compute(visible)() @ pool
+            shared = sky.compute(integrate(shares_devices, Plain()))() @ pool
+    return [str(w.message) for w in caught], seen, shared, [os.path.basename(w.filename) for w in caught]
+
+
+def two_gangs() -> tuple[list[str], list[str]]:
+    lines: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options: dict[str, Any] = {"concurrency": 2, "accelerator": "H100"}
+        with sky.ComputePool(sky.Local(), logs=lambda line: lines.append(line.text), **options) as pool:
+            gang = sky.compute(integrate(meet, Plain()))
+            for _ in range(2):
+                for future in [gang("a", "b") > pool, gang("b", "a") > pool]:
+                    future.result(timeout=60)
+    return [str(w.message) for w in caught], lines
+
+
+def main() -> None:
+    os.chdir(sys.argv[1])
+    said: dict[str, Any] = {
+        "two nodes": opened(nodes=2),
+        "three nodes": opened(nodes=3),
+        "chosen": opened(nodes=2, image=sky.Image(env={"CUDA_VISIBLE_DEVICES": "1"})),
+        "two gangs": two_gangs(),
+    }
+    try:
+        sky.ComputePool(sky.Local(), nodes=2, accelerator=sky.accelerators.H100(count=2)).start()
+    except NoCapacity as error:
+        said["refused"] = str(error)
+    sys.stdout.write(json.dumps(said))
