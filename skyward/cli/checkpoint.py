@@ -41,6 +41,7 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     actions = add_group(
         subcommands, "checkpoint", summary=HELP, description=DESCRIPTION, epilog=EPILOG, members="actions"
     )
+    unsafe = "load objects of any class: runs code of the files"
     ls = actions.add_parser("ls", help="the whole checkpoints of a run, the oldest first")
     ls.add_argument("output_dir")
     ls.set_defaults(run=_refusing(_ls))
@@ -55,7 +56,7 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     diff = actions.add_parser("diff", help="how the states of two checkpoints differ")
     diff.add_argument("first")
     diff.add_argument("second")
-    diff.add_argument("--allow-pickle", action="store_true", help="load objects of any class: runs code of the files")
+    diff.add_argument("--allow-pickle", action="store_true", help=unsafe)
     diff.set_defaults(run=_refusing(_diff))
     migrate = actions.add_parser(
         "migrate", help="write one of an older layout, Hugging Face's or DCP's, as one of ours"
@@ -63,13 +64,14 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     migrate.add_argument("source")
     migrate.add_argument("target")
     migrate.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="of a component")
+    migrate.add_argument("--allow-pickle", action="store_true", help=unsafe)
     migrate.set_defaults(run=_refusing(_migrate), refuse=migrate.error)
     export = actions.add_parser("export", help="write components for others to read")
     export.add_argument("source")
     export.add_argument("target")
     export.add_argument("--format", choices=("safetensors", "torch", "dcp"), default="safetensors")
     export.add_argument("--component", action="append", default=[], metavar="KEY", help="default: model")
-    export.add_argument("--allow-pickle", action="store_true", help="load objects of any class: runs code of the files")
+    export.add_argument("--allow-pickle", action="store_true", help=unsafe)
     export.set_defaults(run=_refusing(_export))
 
 
@@ -155,7 +157,8 @@ def _migrate(arguments: argparse.Namespace) -> int:
         if not separator:
             arguments.refuse(f"--rename {rename}: give OLD=NEW")
         keys[old] = new
-    print(migrate_checkpoint(arguments.source, arguments.target, keys=keys))
+    allow_pickle = arguments.allow_pickle
+    print(migrate_checkpoint(arguments.source, arguments.target, keys=keys, allow_pickle=allow_pickle))
     return 0
 
 

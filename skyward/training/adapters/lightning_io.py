@@ -34,14 +34,14 @@ class _Whole:
 
 
 def lightning_checkpoint_io(*, allow_pickle: bool = False) -> Any:
-    """A plugin for `lightning.Trainer`. allow_pickle: load objects of any class, which can run code: where a module's
-    hyperparameters or a callback's state have such.
+    """A plugin for `lightning.Trainer`. allow_pickle: save and load objects of any class, where a module's
+    hyperparameters or a callback's state have such. Loading them can run code.
     """
     from lightning.fabric.plugins import CheckpointIO
 
     class SkywardCheckpointIO(CheckpointIO):  # type: ignore[misc]  # it is Any to mypy here
         def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
-            _coordinator(_Whole(checkpoint)).save_checkpoint(os.fspath(path))
+            _coordinator(_Whole(checkpoint), allow_pickle=allow_pickle).save_checkpoint(os.fspath(path))
 
         def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = None) -> Any:
             whole = _Whole()

@@ -40,7 +40,7 @@ class CheckpointCoordinator:
     on_busy: what an asynchronous save does while another one is being written; see `save_checkpoint_async`.
     pool: takes the snapshots of asynchronous saves; shared with others that take them.
     metadata: kept in every manifest, plain values; `step`, `epoch` and `training_args_hash` become fields of it.
-    allow_pickle: load objects of any class, which can run code: for checkpoints that you trust.
+    allow_pickle: save and load objects of any class. Loading them can run code: for checkpoints that you trust.
 
     Raises: UsageError for components that contradict one another or name unknown groups.
     """
@@ -212,6 +212,7 @@ class CheckpointCoordinator:
             name=name,
             compare_all=compare_all,
             on_each_node=self.on_each_node,
+            allow_pickle=self._allow_pickle,
             about=manifest_fields(everything),
         )
 

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import StorageMeta
 
+from .dcp_metadata import METADATA, metadata_in
 from .folders import Folder
 from .hashing import HashingFile
 
@@ -20,10 +22,28 @@ def writer_of(system: FolderSystem) -> Any:
     return writer
 
 
-def reader_of(system: FolderSystem) -> Any:
-    reader: Any = FileSystemReader("")
-    reader.fs, reader.path = system, ""
+def reader_of(folder: Folder, *, allow_pickle: bool = False) -> Any:
+    """Raises: UsageError, CheckpointCorrupt, as `metadata_in` does; FileNotFoundError."""
+    with folder.open(METADATA) as file:
+        metadata = metadata_in(file, where=f"{folder.path}/{METADATA}", allow_pickle=allow_pickle)
+    reader: Any = _Reader(metadata)
+    reader.fs = FolderSystem(folder)
     return reader
+
+
+class _Reader(FileSystemReader):
+    """One whose metadata was read beforehand, so that it is not read with all that a pickle may do."""
+
+    def __init__(self, metadata: Any) -> None:
+        super().__init__("")
+        self.path: Any = ""
+        self._metadata = metadata
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self._metadata, "storage_meta", None) is None:
+            self._metadata.storage_meta = StorageMeta()
+        self._metadata.storage_meta.load_id = self.load_id
+        return self._metadata
 
 
 class FolderSystem(FileSystemBase):

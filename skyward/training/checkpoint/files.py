@@ -92,13 +92,14 @@ class Checkpoints(Protocol):
 class FileCheckpoints:
     """Folders `folder/checkpoint-<step>`, on a disk that all ranks share, or with `on_each_node` on one of each node.
 
-    folder: a path, or a URL of an object store. What `CheckpointCoordinator` promises holds here.
+    folder: a path, or a URL of an object store. allow_pickle: as `CheckpointCoordinator` takes it, whose promises hold
+        here.
     """
 
-    def __init__(self, folder: str, *, ranks: Ranks, on_each_node: bool = False) -> None:
+    def __init__(self, folder: str, *, ranks: Ranks, on_each_node: bool = False, allow_pickle: bool = False) -> None:
         self.folder = os.fspath(folder)
         self._ranks = ranks
-        self._on_each_node = on_each_node
+        self._on_each_node, self._allow_pickle = on_each_node, allow_pickle
         self._is_leader = ranks.rank == 0 or (on_each_node and ranks.local_rank == 0)
         self._saves: BackgroundSaves | None = None
 
@@ -146,7 +147,12 @@ class FileCheckpoints:
         self.wait()
         groups = ranks_of_groups(process_groups or {}, self._ranks.rank)
         request = LoadRequest(
-            components=components, groups=groups, strict=strict, only=only, resharders=resharders or {}
+            components=components,
+            groups=groups,
+            strict=strict,
+            only=only,
+            resharders=resharders or {},
+            allow_pickle=self._allow_pickle,
         )
         return perform_load(self._ranks, request, path)
 
@@ -182,6 +188,7 @@ class FileCheckpoints:
             parent=self.folder,
             name=name_of(step),
             on_each_node=self._on_each_node,
+            allow_pickle=self._allow_pickle,
             about=manifest_fields({"step": step, **(metadata or {})}),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +10,14 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError
-from .folders import Folder, LocalFolder, folder_at
+from .folders import folder_at
 from .layout import manifest_at
 from .leaves import digest_of, leaves_of
 from .manifest import MANIFEST, Manifest
+from .sharded import read_whole
 from .writer import check_file, read_state
 
 __all__ = ["Difference", "differences", "problems", "states_in"]
-
-_CHUNK = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,7 @@ def states_in(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> di
         files = manifest.files_of(key)
         if files[0].format == "dcp":
             written = folder.child(files[0].path.rpartition("/")[0])
-            found[key] = lambda written=written: whole_of_sharded(written)
+            found[key] = lambda written=written: read_whole(written, allow_pickle=allow_pickle)
             continue
         states = [each for each in files if each.format != "shard"]
         for entry in states:
@@ -89,26 +87,6 @@ def states_in(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> di
                 folder, entry, beside=files, allow_pickle=allow_pickle
             )
     return found
-
-
-def whole_of_sharded(written: Folder) -> Any:
-    """A state that torch.distributed.checkpoint wrote, as one process sees it whole. It goes through files of the
-    temporary folder.
-    """
-    import tempfile
-    from pathlib import Path
-
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
-    with tempfile.TemporaryDirectory() as scratch:
-        here = written if isinstance(written, LocalFolder) else LocalFolder(Path(scratch, "written"))
-        if here is not written:
-            for name in written.walk():
-                with here.create(name) as copy, written.open(name) as file:
-                    shutil.copyfileobj(file, copy, _CHUNK)
-        whole = Path(scratch, "state.pt")
-        dcp_to_torch_save(here.path, whole)
-        return torch.load(whole, map_location="cpu", weights_only=True)
 
 
 def describe(manifest: Manifest) -> list[tuple[str, str, str, str, int]]:

@@ -7,6 +7,7 @@ without quotes: `state.0.exp_avg`.
 from __future__ import annotations
 
 import pickle
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ def leaves_of(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def map_leaves(state: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nesting with changed leaves. Mappings keep their class where it is dict or OrderedDict."""
+    """The same nesting with changed leaves. Mappings keep their class where it is a dict of the standard library."""
     if isinstance(state, torch.Tensor):  # most are: asked first, for a model has thousands
         return change(state)
     if isinstance(state, Mapping):
@@ -75,6 +76,6 @@ def _add_tensor(found: Any, tensor: torch.Tensor) -> None:
 
 
 def _like(state: Mapping[Any, Any], changed: dict[Any, Any]) -> Mapping[Any, Any]:
-    from collections import OrderedDict
-
-    return OrderedDict(changed) if isinstance(state, OrderedDict) else changed
+    if isinstance(state, defaultdict):
+        return defaultdict(state.default_factory, changed)
+    return next((kind(changed) for kind in (OrderedDict, Counter) if isinstance(state, kind)), changed)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, CheckpointMismatch, CheckpointNotFound
 from ..agree import Ranks
@@ -16,6 +17,9 @@ from .patterns import SharingPattern, StateComponent
 from .topology import Member, Piece, Topology
 from .verdicts import together
 from .writer import read_state
+
+if TYPE_CHECKING:
+    from .sharded import ShardedFiles
 
 __all__ = ["LoadReport", "LoadRequest", "Resharder", "perform_load"]
 
@@ -69,9 +73,10 @@ def perform_load(ranks: Ranks, request: LoadRequest, path: str) -> LoadReport:
             f"{path}: ranks see different checkpoints there; is it a disk of each node?", path=path
         )
     reasons = {key: reason for each in reversed(read) for key, reason in each.skipped.items()}
-    for component in load.sharded:
+    for component, files in load.sharded:
         if component.key not in reasons:
-            together(ranks, what, lambda each=component: load.apply_sharded(each), failure=CheckpointError)  # type: ignore[misc]
+            together(ranks, what, partial(files.read_into, component), failure=CheckpointError)
+            load.loaded.append(component.key)
     together(ranks, what, lambda: load.apply(reasons), failure=CheckpointError)
     for key, reason in reasons.items():
         if ranks.rank == 0:
@@ -91,7 +96,7 @@ class _Load:
     def __init__(self, ranks: Ranks, request: LoadRequest, folder: Folder, topology: Topology) -> None:
         self._ranks, self._request, self._folder, self._topology = ranks, request, folder, topology
         self._states: dict[str, Any] = {}
-        self.sharded: list[StateComponent] = []
+        self.sharded: list[tuple[StateComponent, ShardedFiles]] = []
         self._skipped: dict[str, str] = {}
         self.loaded: list[str] = []
 
@@ -110,12 +115,6 @@ class _Load:
                 component.stateful.load_state_dict(self._states.pop(component.key))
                 self.loaded.append(component.key)
 
-    def apply_sharded(self, component: StateComponent) -> None:
-        from .sharded import read_sharded
-
-        read_sharded(self._ranks, self._folder, component, self.manifest.files_of(component.key))
-        self.loaded.append(component.key)
-
     def _is_wanted(self, key: str) -> bool:
         return key not in self._request.skip and (self._request.only is None or key in self._request.only)
 
@@ -125,10 +124,10 @@ class _Load:
             self._lacks(component, "the checkpoint has none of it")
             return
         if files[0].format == "dcp":
-            from .sharded import check_sharded
+            from .sharded import ShardedFiles
 
-            check_sharded(self._ranks, self._folder, files)
-            self.sharded.append(component)  # loaded by all ranks together, whatever world wrote it
+            checked = ShardedFiles(self._ranks, self._folder, files, allow_pickle=self._request.allow_pickle)
+            self.sharded.append((component, checked))  # loaded by all ranks together, whatever world wrote it
             return
         piece = next((each for each in self._topology.pieces(component) if self._ranks.rank in each.members), None)
         if piece is None:

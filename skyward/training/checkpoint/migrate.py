@@ -18,10 +18,10 @@ from ...errors import CheckpointNotFound, UsageError
 from .commit import discard, new_token, staging_in
 from .folders import Folder, folder_at
 from .hashing import HashingFile
-from .inspecting import states_in, whole_of_sharded
+from .inspecting import states_in
 from .layout import PREFIX, manifest_at, next_commit_number
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
-from .sharded import write_whole
+from .sharded import read_whole, write_whole
 from .writer import write_state
 
 __all__ = ["ExportFormat", "export_checkpoint", "migrate_checkpoint"]
@@ -37,6 +37,7 @@ def migrate_checkpoint(
     target: str | os.PathLike[str],
     *,
     keys: Mapping[str, str] | None = None,
+    allow_pickle: bool = False,
 ) -> str:
     """Writes a checkpoint of another layout as one of ours, at `target`, and gives its path. It knows
 
@@ -44,13 +45,15 @@ def migrate_checkpoint(
     - Hugging Face's: weights, optimizer.pt, scheduler.pt, scaler.pt (what it keeps of its own run stays behind),
     - torch.distributed.checkpoint's: its top-level dicts become components, or all of it is `model`.
 
-    keys: new names of components, by their old ones.
-    Raises: CheckpointNotFound for what is none of these.
+    keys: new names of components, by their old ones. allow_pickle: load objects of any class from the last kind, which
+    can run code; the others are copied and not loaded.
+    Raises: CheckpointNotFound for what is none of these; UsageError for a class that needs allow_pickle.
     """
     folder = folder_at(source)
     names = folder.names()
     if ".metadata" in names:
-        return _write(target, _of_dcp(folder), metadata={"migrated_from": "dcp"}, keys=keys or {})
+        parts = _of_dcp(folder, allow_pickle=allow_pickle)
+        return _write(target, parts, metadata={"migrated_from": "dcp"}, keys=keys or {})
     if MANIFEST not in names and any(each in names for each in (*_HF_ONLY, *_HF_FILES)):
         return _write(target, _of_hf(folder, names), metadata=_hf_metadata(folder, names), keys=keys or {})
     manifest = manifest_at(folder)
@@ -114,13 +117,12 @@ class _Part:
         return cls(entry, component, fill)
 
     @classmethod
-    def made(cls, key: str, state: Any, *, kind: str = "torch") -> _Part:
+    def made(cls, key: str, state: Any, *, allow_pickle: bool) -> _Part:
         def fill(folder: Folder, new: FileEntry) -> FileEntry:
-            size, digest = write_state(folder, new.path, state, kind=kind)
+            size, digest = write_state(folder, new.path, state, key=key, allow_pickle=allow_pickle)
             return replace(new, bytes=size, digest=digest)
 
-        name = f"{key}_state.pt" if kind == "torch" else f"{key}.{kind}"
-        return cls(_entry(name, key, kind), _component(key), fill)
+        return cls(_entry(f"{key}_state.pt", key, "torch"), _component(key), fill)
 
 
 def _write(
@@ -168,11 +170,11 @@ def _write(
         raise
 
 
-def _of_dcp(folder: Folder) -> list[_Part]:
-    state = whole_of_sharded(folder)
+def _of_dcp(folder: Folder, *, allow_pickle: bool) -> list[_Part]:
+    state = read_whole(folder, allow_pickle=allow_pickle)
     if state and all(isinstance(each, dict) for each in state.values()):
-        return [_Part.made(str(key), each) for key, each in state.items()]
-    return [_Part.made("model", state)]
+        return [_Part.made(str(key), each, allow_pickle=allow_pickle) for key, each in state.items()]
+    return [_Part.made("model", state, allow_pickle=allow_pickle)]
 
 
 def _of_hf(folder: Folder, names: list[str]) -> list[_Part]:

@@ -31,6 +31,7 @@ class SaveRequest:
     parent, name: what the checkpoint's folder is in, and its name. about: further fields of the manifest, which the
         rank that commits writes.
     compare_all: compare replicas also where a component does not ask for it.
+    allow_pickle: write objects of any class, which cannot be loaded without it.
     """
 
     components: Sequence[StateComponent]
@@ -39,6 +40,7 @@ class SaveRequest:
     name: str
     compare_all: bool = False
     on_each_node: bool = False
+    allow_pickle: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def is_compared(self, component: StateComponent) -> bool:
@@ -205,7 +207,9 @@ class _Save:
             if component.key in sharded:
                 from .sharded import write_sharded
 
-                entries = write_sharded(self._ranks, what, staging, component.key, self._states.get(component.key))
+                state = self._states.get(component.key)
+                allow_pickle = self._request.allow_pickle
+                entries = write_sharded(self._ranks, what, staging, component.key, state, allow_pickle=allow_pickle)
                 written += [(each, 0) for each in entries]
 
         def write() -> list[FileEntry]:
@@ -229,7 +233,14 @@ class _Save:
             )
         kind = str(component.metadata.get("format", "torch"))
         name = piece.filename if kind == "torch" else piece.filename.replace("_state", "").replace(".pt", f".{kind}")
-        size, digest = write_state(staging.folder, name, self._states[component.key], kind=kind)
+        size, digest = write_state(
+            staging.folder,
+            name,
+            self._states[component.key],
+            kind=kind,
+            key=component.key,
+            allow_pickle=self._request.allow_pickle,
+        )
         return FileEntry(
             path=f"{staging.prefix}{name}",
             component=component.key,

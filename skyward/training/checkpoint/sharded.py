@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...errors import CheckpointError, SkywardError
 from ..agree import Alone, Ranks
 from .commit import Staging
 from .folders import Folder
@@ -21,7 +22,14 @@ from .patterns import StateComponent
 from .verdicts import together
 from .writer import check_file
 
-__all__ = ["ModelState", "OptimizerState", "check_sharded", "read_sharded", "write_sharded", "write_whole"]
+__all__ = [
+    "ModelState",
+    "OptimizerState",
+    "ShardedFiles",
+    "read_whole",
+    "write_sharded",
+    "write_whole",
+]
 
 
 class ModelState:
@@ -58,19 +66,24 @@ class OptimizerState:
         set_optimizer_state_dict(self._model, self._optimizer, state_dict)
 
 
-def write_sharded(ranks: Ranks, what: str, staging: Staging, key: str, state: Any) -> list[FileEntry]:
-    """Collective. Gives the entries of all ranks' files."""
+def write_sharded(
+    ranks: Ranks, what: str, staging: Staging, key: str, state: Any, *, allow_pickle: bool = False
+) -> list[FileEntry]:
+    """Collective. Gives the entries of all ranks' files. allow_pickle: as `write_state`'s."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     from .dcp_files import FolderSystem, writer_of
+    from .dcp_plans import PlainSavePlanner
 
     name = f"{key}.dcp"
     system = FolderSystem(staging.folder.child(name))
+    planner = PlainSavePlanner(where=f"StateComponent {key!r}", allow_pickle=allow_pickle)
+    together(ranks, what, lambda: planner.check(state))  # in a phase of its own: what fails in `save` loses its class
 
     def write() -> list[FileEntry]:
         # It gathers every rank's error itself, so that none is left in one of its exchanges.
         with _alone_or_not(ranks) as how:
-            save(state, storage_writer=writer_of(system), **how)
+            save(state, storage_writer=writer_of(system), planner=planner, **how)
         return [
             FileEntry(
                 path=f"{staging.prefix}{name}/{path}",
@@ -94,27 +107,73 @@ def write_whole(folder: Folder, state: Any) -> None:
 
     from .dcp_files import FolderSystem, writer_of
 
+    # Others read it, so it has no marks of ours.
     with _alone_or_not(Alone()) as how:
         save(state, storage_writer=writer_of(FolderSystem(folder)), **how)
 
 
-def check_sharded(ranks: Ranks, folder: Folder, files: Sequence[FileEntry]) -> None:
-    """Each rank looks at its share of the files. Raises: CheckpointCorrupt."""
-    for at, entry in enumerate(files):
-        check_file(folder, entry, digest=at % ranks.world_size == ranks.rank)
+class ShardedFiles:
+    """The files of a component, which have been checked. Each rank looks at its share of them.
+
+    allow_pickle: read objects of any class.
+    Raises: CheckpointCorrupt; UsageError for metadata that is not read unasked, because that may run code.
+    """
+
+    def __init__(self, ranks: Ranks, folder: Folder, files: Sequence[FileEntry], *, allow_pickle: bool = False) -> None:
+        from .dcp_files import reader_of
+
+        for at, entry in enumerate(files):
+            check_file(folder, entry, digest=at % ranks.world_size == ranks.rank)
+        self._ranks, self._allow_pickle = ranks, allow_pickle
+        self._place = folder.child(files[0].path.rpartition("/")[0])
+        self._reader = reader_of(self._place, allow_pickle=allow_pickle)
+
+    def read_into(self, component: StateComponent) -> None:
+        """Load the component, whatever world wrote it. Collective.
+
+        Raises: UsageError for objects of classes that are not loaded unasked; CheckpointCorrupt, CheckpointError.
+        """
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        from .dcp_plans import PlainLoadPlanner
+
+        where = self._place.path
+        state = component.stateful.state_dict()
+        planner = PlainLoadPlanner(where=where, allow_pickle=self._allow_pickle)
+        with _alone_or_not(self._ranks) as how, _raising_its_cause(where):
+            load(state, storage_reader=self._reader, planner=planner, **how)
+        component.stateful.load_state_dict(state)
 
 
-def read_sharded(ranks: Ranks, folder: Folder, component: StateComponent, files: Sequence[FileEntry]) -> None:
-    """Into the component, whatever world wrote it. Collective."""
-    from torch.distributed.checkpoint.state_dict_loader import load
+def read_whole(folder: Folder, *, allow_pickle: bool = False) -> dict[str, Any]:
+    """A state that torch.distributed.checkpoint wrote, as one process sees it whole. Raises: as `ShardedFiles`."""
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-    from .dcp_files import FolderSystem, reader_of
+    from .dcp_files import reader_of
+    from .dcp_plans import WholeLoadPlanner
 
-    state = component.stateful.state_dict()
-    place = folder.child(files[0].path.rpartition("/")[0])
-    with _alone_or_not(ranks) as how:
-        load(state, storage_reader=reader_of(FolderSystem(place)), **how)
-    component.stateful.load_state_dict(state)
+    state: dict[str, Any] = {}
+    reader = reader_of(folder, allow_pickle=allow_pickle)
+    planner = WholeLoadPlanner(where=folder.path, allow_pickle=allow_pickle)
+    with _alone_or_not(Alone()) as how, _raising_its_cause(folder.path):
+        _load_state_dict(state, storage_reader=reader, planner=planner, **how)
+    return state
+
+
+@contextmanager
+def _raising_its_cause(where: str) -> Iterator[None]:
+    """torch.distributed.checkpoint gathers what its ranks raised into a BaseException: raise the first of them."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items())
+        if isinstance(cause, SkywardError) or not isinstance(cause, Exception):
+            raise cause from None
+        raise CheckpointError(
+            f"{where}: cannot be loaded (rank {rank}): {type(cause).__name__}: {cause}", path=where
+        ) from cause
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from ...errors import CheckpointCorrupt, UsageError
 from .folders import Folder, LocalFolder, digest_of_file
 from .hashing import HashingFile, digest_of
 from .manifest import FileEntry
+from .plain import from_plain, to_plain
 
-__all__ = ["check_file", "read_state", "serialise", "write_state"]
+__all__ = ["check_file", "load_plain", "read_state", "serialise", "write_state"]
 
 _DTYPES = {
     torch.bool: "BOOL",
@@ -35,8 +36,16 @@ _DTYPES = {
 _ALIASES = "skyward.aliases"
 
 
-def write_state(folder: Folder, name: str, state: Any, *, kind: str = "torch") -> tuple[int, str]:
-    """Durable when it returns. kind: "torch" (torch.save) or "safetensors". Gives its bytes and digest."""
+def write_state(
+    folder: Folder, name: str, state: Any, *, kind: str = "torch", key: str = "", allow_pickle: bool = False
+) -> tuple[int, str]:
+    """Durable when it returns. kind: "torch" (torch.save) or "safetensors". Gives its bytes and digest.
+
+    key: the component, for an error. allow_pickle: write objects of any class, which load by `allow_pickle` only.
+    Raises: UsageError for a state that could not be loaded again.
+    """
+    if kind == "torch":
+        state = to_plain(state, where=f"StateComponent {key!r}", allow_pickle=allow_pickle)
     with folder.create(name) as file:
         serialise(file, state, kind)
     return file.bytes, file.digest
@@ -85,7 +94,15 @@ def read_state(
         return _read_safetensors(folder, entry.path, raw, {each.path: each for each in beside})
     try:
         with folder.open(entry.path) if raw is None else io.BytesIO(raw) as file:
-            return torch.load(file, map_location="cpu", weights_only=not allow_pickle)
+            return load_plain(file, where=where, allow_pickle=allow_pickle)
+    except (EOFError, RuntimeError) as error:
+        raise CheckpointCorrupt(f"{where}: cannot be loaded: {error}", path=where) from error
+
+
+def load_plain(file: Any, *, where: str, allow_pickle: bool = False) -> Any:
+    """Load what `to_plain` and torch.save wrote. Raises: CheckpointCorrupt; UsageError, as `read_state` does."""
+    try:
+        return from_plain(torch.load(file, map_location="cpu", weights_only=not allow_pickle))
     except pickle.UnpicklingError as error:
         if "weights_only" not in str(error).lower() and "weights only" not in str(error).lower():
             raise CheckpointCorrupt(f"{where}: cannot be loaded: {error}", path=where) from error
@@ -94,8 +111,8 @@ def read_state(
             f"trust the file, pass allow_pickle=True, or allow the classes by "
             f"torch.serialization.add_safe_globals([...]). {error}"
         ) from error
-    except (EOFError, RuntimeError) as error:
-        raise CheckpointCorrupt(f"{where}: cannot be loaded: {error}", path=where) from error
+    except (ValueError, KeyError, TypeError) as error:  # of a mark
+        raise CheckpointCorrupt(f"{where}: cannot be loaded: {type(error).__name__}: {error}", path=where) from error
 
 
 def _checked(folder: Folder, entry: FileEntry) -> bytes | None:

@@ -140,7 +140,7 @@ class Custom:
 
 
 def test_objects_of_any_class_are_loaded_only_where_they_are_trusted(tmp_path: Path) -> None:
-    path = of_box(tmp_path, Box({"thing": Custom()})).save_checkpoint()
+    path = of_box(tmp_path, Box({"thing": Custom()}), allow_pickle=True).save_checkpoint()
     with pytest.raises(UsageError, match="allow_pickle=True"):
         of_box(tmp_path, Box(None)).load_checkpoint(path)
     box = Box(None)
