@@ -7,8 +7,9 @@ import dataclasses
 import inspect
 import os
 from collections.abc import Callable
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
+
+from .packages import version_of
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -134,13 +135,7 @@ def _variables(integration: IntegrationBase) -> list[str]:
 
 
 def _version(package: str) -> str:
-    name = package.partition(">")[0].partition("=")[0].partition("[")[0].strip()
-    for candidate in (name, f"{name}-cpu"):  # tensorflow-cpu
-        try:
-            return metadata.version(candidate)
-        except metadata.PackageNotFoundError:
-            continue
-    return "(not installed)"
+    return version_of(package.partition(">")[0].partition("=")[0].partition("[")[0].strip()) or "(not installed)"
 
 
 # Showing ------------------------------------------------------------------------------------------------------------

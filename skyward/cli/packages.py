@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from importlib import metadata
 
 from .. import errors
 
-__all__ = ["Extra", "Package", "PackageState", "examine_extras"]
+__all__ = ["Extra", "Package", "PackageState", "examine_extras", "version_of"]
 
 # A requirement as built metadata writes it (PEP 508): name[extras]specifier; marker.
 REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[[^]]*\])?\s*(?P<specifier>[^;]*)(?:;(?P<marker>.*))?")
@@ -87,14 +88,21 @@ def parse(lines: Iterable[str]) -> Iterator[Requirement]:
 
 
 def look_up(requirement: Requirement) -> Package:
-    try:
-        version = metadata.version(requirement.name)
-    except metadata.PackageNotFoundError:
+    version = version_of(requirement.name)
+    if not version:
         return Package(name=requirement.name, version="", state=PackageState.MISSING)
     is_old = release(version) < release(requirement.least)
     return Package(
         name=requirement.name, version=version, state=PackageState.TOO_OLD if is_old else PackageState.INSTALLED
     )
+
+
+def version_of(name: str) -> str:
+    """Of the installed distribution, or of its CPU build, as tensorflow-cpu is of tensorflow; "" where neither is."""
+    for candidate in (name, f"{name}-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(candidate)
+    return ""
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -89,8 +89,8 @@ def shard(
     sent to and the part is the node's; in a plain call (`>>`) and outside a pool W is 1, so everything is returned.
 
     Args:
-        *data: lists, tuples, numpy arrays, torch tensors and map-style datasets, jax arrays, pandas frames and series,
-            Hugging Face datasets, all of one length n; arrays are divided along their first axis, (n, ...) to
+        *data: lists, tuples, numpy arrays, torch tensors and map-style datasets, jax arrays, pandas and polars frames
+            and series, Hugging Face datasets, all of one length n; arrays are divided along their first axis, (n, ...) to
             (about n / W, ...). Anything else that has a length and is indexed by whole numbers becomes a list.
         shuffle: divide a shuffled order; every part has to pass the same `seed`. The order depends on n and `seed`
             alone, not on the types, and is not kept as a list.
@@ -226,6 +226,11 @@ def _take_rows(data: Any, rule: _Rule) -> Any:
     return data.iloc[rule.index()]
 
 
+def _take_polars(data: Any, rule: _Rule) -> Any:
+    # Through a list where numpy is missing, which polars does not need.
+    return data[rule.index() if rule.order is None or "numpy" in sys.modules else list(rule)]
+
+
 def _take_selection(data: Any, rule: _Rule) -> Any:
     return data.select(rule.places if rule.order is None else rule.index())
 
@@ -249,6 +254,7 @@ _LIBRARIES = (
     _Library("jax", ("Array",), _take_array),
     _Library("pandas", ("DataFrame", "Series"), _take_rows),
     _Library("pandas", ("Index",), _take_array),
+    _Library("polars", ("DataFrame", "Series"), _take_polars),
     _Library("scipy.sparse", ("csr_matrix", "csr_array"), _take_array),
     _Library("datasets", ("Dataset",), _take_selection),
 )

@@ -96,6 +96,15 @@ def test_missing_and_too_old_packages_are_told_apart(tmp_path: Path, monkeypatch
     assert garden.is_installed
 
 
+def test_a_cpu_build_is_the_package_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = ("Requires-Dist: kiln>=2; extra == 'heat'", "Provides-Extra: heat")
+    fake_distribution(tmp_path, "pottery", "1.0", *fields)
+    fake_distribution(tmp_path, "kiln_cpu", "2.1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _, (heat,) = examine_extras("pottery")
+    assert heat.packages == (Package(name="kiln", version="2.1", state=PackageState.INSTALLED),)
+
+
 def test_a_folder_on_the_path_is_not_an_installation() -> None:
     with pytest.raises(errors.MissingDependency, match="pip install -e"):
         examine_extras("a-distribution-that-nobody-made")

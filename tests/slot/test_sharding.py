@@ -116,6 +116,16 @@ def test_aligned_data_of_all_types_stay_aligned(n: int, total: int, shuffle: boo
         assert all(other == first for other in others)
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "drop_last": True}])
+def test_frames_and_series_of_polars_keep_their_type(options: dict[str, bool]) -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"number": range(7), "text": list("abcdefg")})
+    for numbers, rows, series in parts_of(list(range(7)), frame, frame["text"], total=3, **options):
+        assert (type(rows), type(series)) == (polars.DataFrame, polars.Series)
+        assert rows["number"].to_list() == numbers
+        assert series.to_list() == rows["text"].to_list() == ["abcdefg"[number] for number in numbers]
+
+
 def test_strided_without_shuffle_and_contiguous_with_drop_last() -> None:
     assert parts_of(list(range(7)), total=3) == [[0, 3, 6], [1, 4], [2, 5]]
     assert parts_of(list(range(7)), total=3, drop_last=True) == [[0, 1], [2, 3], [4, 5]]
