@@ -90,8 +90,8 @@ def shard(
 
     Args:
         *data: lists, tuples, numpy arrays, torch tensors and map-style datasets, jax arrays, pandas and polars frames
-            and series, Hugging Face datasets, all of one length n; arrays are divided along their first axis, (n, ...) to
-            (about n / W, ...). Anything else that has a length and is indexed by whole numbers becomes a list.
+            and series, Hugging Face datasets, all of one length n; arrays are divided along their first axis, (n, ...)
+            to (about n / W, ...). Anything else that has a length and is indexed by whole numbers becomes a list.
         shuffle: divide a shuffled order; every part has to pass the same `seed`. The order depends on n and `seed`
             alone, not on the types, and is not kept as a list.
         seed: any whole number; another one in every epoch gives another order.
