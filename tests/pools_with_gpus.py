@@ -71,13 +71,32 @@ def two_gangs() -> tuple[list[str], list[str]]:
     return [str(w.message) for w in caught], lines
 
 
+def is_imported(module: str) -> bool:
+    return module in sys.modules
+
+
+def imported_ahead() -> list[bool]:
+    """Whether a new process has what its node was to import ahead: of a module that does nothing, and of one that
+    does what CUDA does when it is initialised.
+    """
+    Path("harmless.py").touch()
+    Path("initialises_cuda.py").write_text("opened = open('/dev/nvidia-uvm')\n")
+    seen = []
+    for module in ("harmless", "initialises_cuda"):
+        with sky.ComputePool(sky.Local(), preload=(module,)) as pool:
+            seen.append(sky.compute(is_imported)(module) >> pool)
+    return seen
+
+
 def main() -> None:
     os.chdir(sys.argv[1])
+    sys.path.insert(0, sys.argv[1])
     said: dict[str, Any] = {
         "two nodes": opened(nodes=2),
         "three nodes": opened(nodes=3),
         "chosen": opened(nodes=2, image=sky.Image(env={"CUDA_VISIBLE_DEVICES": "1"})),
         "two gangs": two_gangs(),
+        "imported ahead": imported_ahead(),
     }
     try:
         sky.ComputePool(sky.Local(), nodes=2, accelerator=sky.accelerators.H100(count=2)).start()

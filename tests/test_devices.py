@@ -20,7 +20,7 @@ set -e
 mount -t tmpfs none "$1"
 for file in null zero full random urandom tty; do touch "$1/$file"; mount --bind "/dev/$file" "$1/$file"; done
 ln -s /proc/self/fd "$1/fd"; mkdir "$1/shm"; mount --bind /dev/shm "$1/shm"
-for number in $2; do touch "$1/nvidia$number"; done
+for name in $2; do touch "$1/nvidia$name"; done
 mount --move "$1" /dev
 shift 2
 exec "$@"
@@ -34,7 +34,7 @@ def test_what_shares_gpus_is_told_and_nodes_of_one_machine_divide_them(tmp_path:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     program = [sys.executable, "-c", "from tests.pools_with_gpus import main; main()", str(tmp_path)]
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", _ENTER, "sh", str(devices), "0 1", *program],
+        ["unshare", "--mount", "sh", "-c", _ENTER, "sh", str(devices), "0 1 -uvm", *program],
         capture_output=True,
         check=False,
         text=True,
@@ -51,6 +51,7 @@ def test_what_shares_gpus_is_told_and_nodes_of_one_machine_divide_them(tmp_path:
     (warning,), seen, shared, _ = said["chosen"]
     assert warning.startswith("nodes=2: nodes on one machine share its 1 GPU,")
     assert (seen, shared) == ([["1", 1], ["1", 1]], [True] * 2), "what the user chose is left alone"
+    assert said["imported ahead"] == [True, False], "not where that would have initialised CUDA"
     assert said["refused"].startswith("local: accelerator=2x H100 80GB for each of 2 nodes, but this machine has 2")
     (warning,), lines = said["two gangs"]
     assert warning.startswith("concurrency=2: the slots of a node share its 2 GPUs, and each call begins with")

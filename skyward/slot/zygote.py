@@ -2,7 +2,8 @@
 
 It runs no user code and touches no device, so a fork of it is as good as a fresh interpreter and a hundred times
 faster. If what it imported started a thread, forking would be unsafe (a lock held by that thread stays locked for
-ever in the child); then each process is executed afresh instead.
+ever in the child), and CUDA does not work in a fork of a process that has initialised it; then each process is
+executed afresh instead.
 
 Spoken with the agent over a socket of packets: pickled `ForkOrder` with its descriptors in (a large one lies in one
 more); `("forked", number, pid)`, `("exited", pid, status)` and `("failed", number, text)` out.
@@ -38,12 +39,16 @@ _PACKET = 1 << 20
 _ORDER_PACKET = 64 * 1024
 """Bytes. A socket takes no packet beyond its buffer; a larger order (the options of an integration) is in a memfd."""
 _IN_FILE = b"\0"
-_NO_THREADS = {
+_STAYS_FORKABLE = {
+    # torch.cuda.is_available(), which modules ask while they are imported, would initialise CUDA in this process.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of Arrow's allocator; pandas and datasets import Arrow
 }
+_CUDA_DEVICE = "/dev/nvidia-uvm"
+"""What CUDA opens when it is initialised, and NVML (nvidia-smi's library) does not."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -106,7 +111,7 @@ def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
     sys.path[:] = config.path
     sys.argv[:] = [""]  # as in an interactive session: ours would mislead a library that parses it
     gc.disable()  # an import makes objects that stay: looking through them again and again is a fifth of torch's
-    with _one_thread_each():
+    with _staying_forkable():
         for module in config.preload:
             if "=" in module:
                 _set(module)
@@ -151,10 +156,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 @contextlib.contextmanager
-def _one_thread_each() -> Any:
-    """Libraries that start threads while they are imported start none."""
-    before = {name: os.environ.get(name) for name in _NO_THREADS}
-    os.environ.update(_NO_THREADS)
+def _staying_forkable() -> Any:
+    """Libraries that start threads while they are imported start none, and no device is initialised."""
+    before = {name: os.environ.get(name) for name in _STAYS_FORKABLE}
+    os.environ.update(_STAYS_FORKABLE)
     try:
         yield
     finally:
@@ -226,7 +231,8 @@ def _fork(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteC
     """The process that was made; 0: it could not be."""
     pid = 0
     try:
-        pid = _execute_afresh(order, fds, config) if _thread_count() > 1 else _fork_here(sock, order, fds, config)
+        can_fork = _thread_count() == 1 and not _has_cuda()
+        pid = _fork_here(sock, order, fds, config) if can_fork else _execute_afresh(order, fds, config)
     except OSError as error:  # no memory, too many processes
         sock.send(pickle.dumps(("failed", order.number, f"{type(error).__name__}: {error}")))
     else:
@@ -244,6 +250,15 @@ def _thread_count() -> int:
         import threading
 
         return threading.active_count()
+
+
+def _has_cuda() -> bool:
+    """Whether something that this process imported has initialised CUDA."""
+    for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):  # that of the listing itself is closed
+            if os.readlink(f"/proc/self/fd/{name}").startswith(_CUDA_DEVICE):
+                return True
+    return False
 
 
 def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: ZygoteConfig) -> int:

@@ -152,7 +152,10 @@ class Assembly:
         return columns_of(self.model, self.args.label_names)
 
     def _make_device(self) -> torch.device:
-        return device_of(self.args, self.ranks)
+        device = device_of(self.args, self.ranks)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # collectives, the profiler and counts of memory go by the current one
+        return device
 
     def _make_precision(self) -> Precision:
         return Precision(self.args, self.device)
