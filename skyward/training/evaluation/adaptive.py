@@ -1,4 +1,4 @@
-"""Several workers as one: each evaluation goes where it is expected to end first."""
+"""Several workers as one: evaluations wait in one line, and each goes where it is expected to end first."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any, Self
 
 from ...calls import is_seconds
 from ...errors import ArgumentNotPicklable, NodeError, PoolClosed, UsageError
-from .dispatcher import Dispatcher, Job, Outcome
+from .dispatcher import Dispatcher, Job, Outcome, warm_up_of
 from .dispatchers import as_dispatcher
 from .dispatchers.futures import new_future, settle, settle_error
 from .legal import check_at_least
 from .members import HealthProbes, Member, WorkerState, ask
 from .pipeline import Lane
-from .worker_score import WorkerScore, choose, median_s
+from .placing import place
+from .worker_score import WorkerScore, median_s
 
 __all__ = ["AdaptiveCompute", "WorkerState"]
 
@@ -33,14 +34,18 @@ _STRIKES = 1
 
 
 class AdaptiveCompute:
-    """Sends each evaluation to the worker where it is expected to end first: what waits there x how long one takes.
+    """Sends each evaluation to the worker where it is expected to end first.
 
         with AdaptiveCompute([pool.node(1), pool.node(2), None]) as compute:
             evaluator = AsyncEvaluator(make_model, score, data, compute=compute)
 
-    Latencies are those of the evaluations themselves. A worker that is lost is left alone for a while, and its
-    evaluation goes to another one, once. Where all of them are behind, `is_backpressured()` says so, until one has
-    caught up: that needs no new observation. Thread-safe. A Dispatcher: several evaluators may share one.
+    Evaluations wait here until a worker has a free slot. Latencies are those of the evaluations themselves: a worker in
+    another process is warmed up first, beside the others, and gets evaluations when it has imported and made what they
+    need. An idle worker that looked slow is tried again after a while.
+
+    A worker that is lost is left alone for a while, and its evaluation goes to another one, once. Where all of them are
+    behind, `is_backpressured()` says so, until one has caught up: that needs no new observation. Thread-safe. A
+    Dispatcher: several evaluators may share one.
 
     Args:
         workers: at least one. Each is what `compute=` of an evaluator may be: None (threads of this process),
@@ -85,8 +90,11 @@ class AdaptiveCompute:
         self._asking = threading.Lock()
         self._members: list[Member] = []
         self._open: dict[Future[Any], _Sent] = {}
+        self._waiting: list[_Sent] = []
+        """Those of `_open` that no worker has, the oldest first."""
+        self._warming: set[Future[Outcome]] = set()
         self._lane = Lane("skyward-adaptive")
-        """Sends again what a lost worker had."""
+        """Sends what waited, when a worker is free: not the thread that brings an outcome, which others wait for."""
         self._endings = Lane("skyward-adaptive-end")
         """Ends workers that were removed, when what is open there has ended."""
         self._probing: HealthProbes | None = None
@@ -130,13 +138,24 @@ class AdaptiveCompute:
             if self._is_closed:
                 raise UsageError(f"{self!r} is closed; submit before close()")
             self._open[sent.future] = sent
-        self._send(sent)
+            self._waiting.append(sent)
+        self.prepare(job)
+        self._fill()
         return sent.future
+
+    def prepare(self, job: Job) -> list[Future[Outcome]]:
+        """Warm up the workers in other processes for jobs like this one, unless that was done. Returns at once."""
+        with self._changed:
+            members = [member for member in self._members for _ in range(member.slots_to_warm(job))]
+            keys = [(member, object()) for member in members]
+            for member, key in keys:
+                member.score.add(key)
+        return [self._warm(member, key, warm_up_of(job)) for member, key in keys]
 
     def pressure(self) -> float:
         """Seconds that a job would wait if it were submitted now; infinite while all workers are suspended."""
         with self._changed:
-            return min(member.score.wait_s() for member in self._members)
+            return self._place()[1]
 
     def is_backpressured(self) -> bool:
         """Whether a job would wait longer than `threshold_s`. It is so no longer when a worker has caught up."""
@@ -160,6 +179,9 @@ class AdaptiveCompute:
             future.cancel()
         with self._changed:
             self._changed.wait_for(lambda: not self._open)
+            warming = list(self._warming)
+        for warm_up in warming:
+            warm_up.cancel()
         self._lane.join()
         self._endings.join()
         for member in self._members:
@@ -186,6 +208,7 @@ class AdaptiveCompute:
             initial_s = median_s([member.score for member in self._members])
             member = self._member(dispatcher, is_ours=dispatcher is not worker, initial_s=initial_s)
             self._members.append(member)
+        self._lane.put(self._fill)
         return member.name
 
     def remove_worker(self, worker: Any) -> None:
@@ -204,6 +227,7 @@ class AdaptiveCompute:
             if len(self._members) == 1:
                 raise UsageError(f"worker: {found.name!r} is the last one; add another before it is removed")
             self._members.remove(found)
+        self._lane.put(self._fill)
         if found.asked is not None:
             found.asked.future.cancel()
         if found.is_ours:
@@ -220,22 +244,34 @@ class AdaptiveCompute:
 
     # Sending ---------------------------------------------------------------------------------------------------------
 
-    def _send(self, sent: _Sent) -> None:
+    def _place(self) -> tuple[list[int | None], float]:
+        """Under the lock."""
+        for member in self._members:
+            member.score.resize(member.dispatcher.slots)
+        return place(
+            [None if sent.member is None else sent.member.score for sent in self._waiting],
+            [member.score for member in self._members],
+            temperature=self._temperature,
+            chance=self._chance,
+        )
+
+    def _fill(self) -> None:
+        """Send what waits to the workers that are free. Called whenever a slot or an evaluation was added or freed."""
         with self._changed:
-            if sent.future not in self._open:
-                return
-            member = self._chosen(sent)
-            sent.member, sent.number = member, sent.number + 1
-            key = (sent, sent.number)
-            member.score.add(key)
-        try:
-            inner = member.dispatcher.submit(sent.job)
-        except ArgumentNotPicklable as error:
-            inner = Future()
-            inner.set_exception(error)
-        except Exception as error:  # a dispatcher of the user's, or one that is closed
-            inner = Future()
-            inner.set_exception(PoolClosed(f"{member.name}: it takes no evaluations: {error}"))
+            placed, _ = self._place()
+            going = [
+                (sent, self._members[at]) for sent, at in zip(self._waiting, placed, strict=True) if at is not None
+            ]
+            for sent, member in going:
+                self._waiting.remove(sent)
+                sent.member, sent.number = member, sent.number + 1
+                member.score.add((sent, sent.number))
+        for sent, member in going:
+            self._send(sent, member)
+
+    def _send(self, sent: _Sent, member: Member) -> None:
+        key = (sent, sent.number)
+        inner = _submit(member, sent.job)
         with self._changed:
             sent.inner = inner
             is_open = sent.future in self._open
@@ -243,14 +279,27 @@ class AdaptiveCompute:
             inner.cancel()
         inner.add_done_callback(lambda ended: self._ended(sent, member, key, ended))
 
-    def _chosen(self, sent: _Sent) -> Member:
+    def _warm(self, member: Member, key: object, job: Job) -> Future[Outcome]:
+        inner = _submit(member, job)
+        with self._changed:
+            self._warming.add(inner)
+        inner.add_done_callback(lambda ended: self._warmed(member, key, ended))
+        return inner
+
+    def _warmed(self, member: Member, key: object, inner: Future[Outcome]) -> None:
+        error = None if inner.cancelled() else inner.exception()
+        with self._changed:
+            self._warming.discard(inner)
+            member.score.end(key, is_typical=False)
+            if isinstance(error, _GONE):
+                self._note_loss(member)
+            self._changed.notify_all()
+        self._lane.put(self._fill)
+
+    def _note_loss(self, member: Member) -> None:
         """Under the lock."""
-        members = [each for each in self._members if each is not sent.member] or self._members
-        least_s = min((each.score.latency_s for each in members if each.score.is_known), default=float("inf"))
-        scores = [member.score.score_s(least_s) for member in members]
-        if min(scores) == float("inf"):  # all are suspended: the one that may be tried first
-            return min(members, key=lambda member: member.score.suspended_until)
-        return members[choose(scores, self._temperature, self._chance)]
+        member.score.failed(_STRIKES)
+        member.warmed_for.clear()
 
     def _ended(self, sent: _Sent, member: Member, key: Any, inner: Future[Outcome]) -> None:
         error: BaseException | None = CancelledError() if inner.cancelled() else inner.exception()
@@ -259,28 +308,31 @@ class AdaptiveCompute:
             # What ran out of time lasted at least so long: that counts, or a worker that hangs would look quick.
             member.score.end(key, is_typical=error is None or isinstance(error, TimeoutError))
             if is_gone:
-                member.score.failed(_STRIKES)
+                self._note_loss(member)
             elif error is None:
                 member.score.went_well()
+            is_open = sent.future in self._open
+            is_again = is_open and is_gone and sent.number == 1 and len(self._members) > 1
+            if is_again:
+                self._waiting.insert(0, sent)
+            else:
+                self._open.pop(sent.future, None)
             self._changed.notify_all()
-            if sent.future not in self._open:
-                return
-            is_again = is_gone and sent.number == 1 and len(self._members) > 1
-            if not is_again:
-                del self._open[sent.future]
         if is_again:
             _log.warning("%s: step %d goes to another worker: %s", member.name, sent.job.step, error)
-            self._lane.put(lambda: self._send(sent))
-        elif error is None:
+        elif is_open and error is None:
             settle(sent.future, member.named(inner.result()))
         elif isinstance(error, CancelledError):
             sent.future.cancel()
-        else:
+        elif error is not None:
             settle_error(sent.future, error)
+        self._lane.put(self._fill)
 
     def _cancelled(self, future: Future[Any]) -> None:
         with self._changed:
             sent = self._open.pop(future, None)
+            if sent in self._waiting:
+                self._waiting.remove(sent)
             inner = None if sent is None else sent.inner
             self._changed.notify_all()
         if inner is not None:
@@ -388,6 +440,19 @@ class _Sent:
     """Where it is now, or was."""
     number: int = 0
     """How often it was sent."""
+
+
+def _submit(member: Member, job: Job) -> Future[Outcome]:
+    """Submit it there. What the submission raises is the future's."""
+    try:
+        return member.dispatcher.submit(job)
+    except ArgumentNotPicklable as error:
+        refused: Future[Outcome] = Future()
+        refused.set_exception(error)
+    except Exception as error:  # a dispatcher of the user's, or one that is closed
+        refused = Future()
+        refused.set_exception(PoolClosed(f"{member.name}: it takes no evaluations: {error}"))
+    return refused
 
 
 def _check_seconds(name: str, value: object) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import cloudpickle
 
 from ...errors import ArgumentNotPicklable
 
-__all__ = ["Content", "Dispatcher", "Job", "Outcome"]
+__all__ = ["NOTHING", "WARMED_SLOTS", "Content", "Dispatcher", "Job", "Outcome", "warm_up_of"]
+
+WARMED_SLOTS = 8
+"""Slots of one dispatcher that are warmed up at most: each holds a model from then on."""
 
 
 class Content:
@@ -83,6 +86,20 @@ class Job:
     snapshot_id: str
     timeout_s: float | None = None
     """Seconds of running, not of waiting. None: no limit."""
+    is_warm_up: bool = False
+    """It scores nothing, so its duration says nothing about evaluations."""
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing."""
+
+
+NOTHING = Content(_nothing, "nothing")
+
+
+def warm_up_of(job: Job) -> Job:
+    """Make a job that imports, makes and keeps what `job` needs, and scores nothing."""
+    return replace(job, load=NOTHING, eval_fn=NOTHING, state=None, step=0, snapshot_id="warm-up", is_warm_up=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +120,9 @@ class Outcome:
 class Dispatcher(Protocol):
     """Where evaluations run. Thread-safe.
 
-    One may say more: `is_elsewhere`, whether it uses none of this machine's hardware (the gate needs no trial then),
-    and `is_backpressured()`, whether it is behind, where it knows better than a threshold of its `pressure()`.
+    One may say more: `is_elsewhere`, whether it uses none of this machine's hardware (the gate needs no trial then);
+    `is_backpressured()`, whether it is behind, where it knows better than a threshold of its `pressure()`; and
+    `prepare(job)`, which warms up all of its workers for jobs like this one and returns the futures of the warm-ups.
 
     A future that is cancelled must become done soon, whatever the evaluation does: a process is ended, a thread is
     left alone and counts no more.

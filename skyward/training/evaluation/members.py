@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .dispatcher import Content, Dispatcher, Job, Outcome
+from .dispatcher import NOTHING, WARMED_SLOTS, Content, Dispatcher, Job, Outcome
 from .worker_score import WorkerScore
 
 __all__ = ["GIVE_UP_S", "Asked", "HealthProbes", "Member", "WorkerState", "ask"]
@@ -79,6 +79,18 @@ class Member:
     score: WorkerScore
     asked: Asked | None = None
     """The last question."""
+    warmed_for: set[str] = field(default_factory=set)
+    """Names of the models that its processes were told to make, since the last loss."""
+
+    def slots_to_warm(self, job: Job) -> int:
+        """Count the warm-ups that it needs before jobs like this one; they count as sent from now on."""
+        if self.dispatcher.shares_memory or self.score.is_suspended:
+            return 0
+        name = job.cache_key or ""
+        if name in self.warmed_for:
+            return 0
+        self.warmed_for.add(name)
+        return min(self.score.idle_slots, WARMED_SLOTS)
 
     def is_called(self, worker: Any) -> bool:
         """Whether `worker` is its name, or what the user gave."""
@@ -154,22 +166,18 @@ class HealthProbes:
             self._probe(self._stop.is_set)
 
 
-def _nothing(*_: object) -> None:
-    """What a probe runs."""
-
-
-_NOTHING = Content(_nothing, "probe")
-_NO_PAYLOAD = Content(None, "probe")
-
-
 def _probe_job() -> Job:
     return Job(
-        factory=_NOTHING,
-        load=_NOTHING,
-        eval_fn=_NOTHING,
+        factory=NOTHING,
+        load=NOTHING,
+        eval_fn=NOTHING,
         payload=_NO_PAYLOAD,
         cache_key=None,
         state=None,
         step=0,
         snapshot_id="probe",
+        is_warm_up=True,
     )
+
+
+_NO_PAYLOAD = Content(None, "probe")

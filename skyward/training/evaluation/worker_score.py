@@ -1,9 +1,8 @@
-"""How good a worker looks: what AdaptiveCompute knows of each, and which one it takes. Clock and chance are given."""
+"""What AdaptiveCompute knows of each worker. Pure, with an injected clock."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 import time
 from collections import deque
@@ -11,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from .dispatchers.backlog import Average, Backlog
 
-__all__ = ["Drift", "WorkerScore", "choose", "median_s"]
+__all__ = ["Drift", "WorkerScore", "median_s"]
 
 DRIFT_BEGINS, DRIFT_ENDS = 1.5, 1.1
 """Ratios of the fast average to the slow one."""
@@ -22,7 +21,9 @@ _NOISE_S = 0.01
 _PROBE_NOISE_S = 0.05
 """Differences of averages that mean nothing."""
 FORGET_S = 300.0
-"""What is known of a worker that is not asked counts half after so long, so that it is asked again."""
+FORGET_FACTOR = 5.0
+"""The latency of an idle worker counts half after five times as long, and after 300 s at the latest, so that the worker
+is tried again. A retry may cost one slow evaluation, so the pause grows with the latency."""
 _DRIFT_FORGET_S = 30.0
 _PAUSE_S = 1.0, 60.0
 """A worker that failed is left alone so long the first time, and at most."""
@@ -85,6 +86,10 @@ class WorkerScore:
 
     # What happens ----------------------------------------------------------------------------------------------------
 
+    def resize(self, slots: int) -> None:
+        """Set how many evaluations it runs at once: a pool may have changed its size."""
+        self._backlog.slots = slots
+
     def add(self, job: Hashable) -> None:
         """It was sent now."""
         self._backlog.add(job)
@@ -129,6 +134,10 @@ class WorkerScore:
         return len(self._backlog)
 
     @property
+    def idle_slots(self) -> int:
+        return max(0, self._backlog.slots - len(self._backlog))
+
+    @property
     def latency_s(self) -> float:
         """Seconds that an evaluation is expected to last."""
         return self._backlog.expected_s
@@ -163,45 +172,41 @@ class WorkerScore:
         ordered = sorted(self._recent)
         return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
-    def wait_s(self) -> float:
-        """Seconds until a job would begin; infinite while it is suspended. 0.0: nothing is before it."""
-        return math.inf if self.is_suspended else self._backlog.wait_s() * self._drift_factor()
+    def free_s(self) -> list[float]:
+        """Seconds until each slot is free, the next one first; infinite while the worker is suspended."""
+        if self.is_suspended:
+            return [math.inf] * self._backlog.slots
+        factor = self._drift_factor()
+        return [seconds * factor for seconds in self._backlog.free_s()]
 
     @property
     def is_known(self) -> bool:
         """Whether it has run an evaluation."""
         return bool(self._recent)
 
-    def score_s(self, least_s: float = math.inf) -> float:
-        """Seconds until a job would have ended, for comparison with other workers: less is better.
+    def cost_s(self, least_s: float = math.inf) -> float:
+        """Seconds that a job is taken to last, for comparison with other workers: less is better.
 
         Args:
-            least_s: the least latency of all workers. One that is not known yet is taken to be a little better, so that
+            least_s: the least latency of all known workers. An unknown worker is taken to be a little better, so that
                 it becomes known.
         """
-        if self.is_suspended:
-            return math.inf
         latency_s = self.latency_s if self.is_known else min(self.latency_s, _HOPE * least_s)
-        known = 0.5 ** ((self._clock() - self._seen_at) / FORGET_S) if not self.open else 1.0
-        return (self._backlog.wait_s() + latency_s * known) * self._drift_factor()
+        return latency_s * self._drift_factor()
+
+    @property
+    def confidence(self) -> float:
+        """Weight of the latency, in (0, 1]: 1 while the worker is used, less and less while it is idle."""
+        half_life_s = min(FORGET_S, FORGET_FACTOR * self.latency_s)
+        if self.open or not self.is_known or half_life_s <= 0:
+            return 1.0
+        return float(0.5 ** ((self._clock() - self._seen_at) / half_life_s))
 
     def _drift_factor(self) -> float:
         if not (self._drift.is_on or self._probe_drift.is_on):
             return 1.0
         age = self._clock() - self._seen_at
         return 1.0 + (DRIFT_FACTOR - 1.0) * float(0.5 ** (age / _DRIFT_FORGET_S))
-
-
-def choose(scores: Sequence[float], temperature: float, chance: random.Random) -> int:
-    """Which one: the least, the first of equals; above a temperature of 0 at random, by softmax(-score / temperature).
-
-    At least one score must be finite.
-    """
-    best = min(range(len(scores)), key=scores.__getitem__)
-    if temperature <= 0:
-        return best
-    weights = [math.exp(-(score - scores[best]) / temperature) for score in scores]
-    return chance.choices(range(len(scores)), weights)[0]
 
 
 def median_s(scores: Sequence[WorkerScore]) -> float:

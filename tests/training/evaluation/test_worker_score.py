@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skyward.training.evaluation.worker_score import FORGET_S, Drift, WorkerScore, choose, median_s
+from skyward.training.evaluation.worker_score import FORGET_FACTOR, FORGET_S, Drift, WorkerScore, median_s
 
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be."""
@@ -30,6 +29,14 @@ def _seen(clock: _Clock, *seconds: float, **options: float) -> WorkerScore:
     return score
 
 
+def wait_s(score: WorkerScore) -> float:
+    return score.free_s()[0]
+
+
+def end_s(score: WorkerScore) -> float:
+    return wait_s(score) + score.cost_s()
+
+
 # Defect 4 of the reference: after three rounds of warm-up the latency was 3.69 times the truth, the pool was under
 # pressure at once, and never recovered as nothing was observed while evaluations were skipped.
 
@@ -46,7 +53,7 @@ def test_answers_of_a_warm_up_are_averaged_without_bias_and_are_no_latency_of_ev
         score.answered(0.029)
     assert score.round_trip_s == pytest.approx(0.029)
     assert score.latency_s == pytest.approx(1.029)
-    assert score.wait_s() == 0.0
+    assert wait_s(score) == 0.0
     assert score.quantile_s(0.95) is None
 
 
@@ -55,12 +62,12 @@ def test_pressure_ends_without_any_new_observation() -> None:
     score = _seen(clock, 40.0)
     score.add("a")
     score.add("b")
-    assert score.wait_s() > 30
+    assert wait_s(score) > 30
     clock.now += 40
     score.end("a", is_typical=True)
     clock.now += 40
     score.end("b", is_typical=True)
-    assert score.wait_s() == 0.0
+    assert wait_s(score) == 0.0
 
 
 @BUSY
@@ -87,46 +94,33 @@ def test_whatever_happened_pressure_is_gone_when_nothing_is_open_for_a_while(
             score.failed()
         elif what == "answer":
             score.answered(seconds)
-        assert score.wait_s() >= 0
-        assert score.score_s() >= 0
+        assert wait_s(score) >= 0
+        assert end_s(score) >= 0
         assert score.open == len(jobs)
     for job in jobs:
         score.end(job, is_typical=True)
     clock.now += 61
     assert not score.is_suspended
-    assert score.wait_s() == 0.0
-    assert math.isfinite(score.score_s())
+    assert wait_s(score) == 0.0
+    assert math.isfinite(end_s(score))
 
 
 @BUSY
 @given(st.lists(st.floats(0.01, 1000), min_size=1, max_size=30))
 def test_a_longer_queue_is_never_better(latencies: list[float]) -> None:
     score = _seen(_Clock(), *latencies)
-    before = score.score_s()
+    before = end_s(score)
     for number in range(5):
         score.add(number)
-        assert score.score_s() >= before
-        before = score.score_s()
+        assert end_s(score) >= before
+        before = end_s(score)
 
 
 def test_the_score_is_what_waits_times_how_long_one_takes() -> None:
     score = _seen(_Clock(), 2.0)
     for number in range(3):
-        assert score.score_s() == pytest.approx((number + 1) * 2.0)
+        assert end_s(score) == pytest.approx((number + 1) * 2.0)
         score.add(number)
-
-
-def test_the_quicker_of_two_is_taken_until_its_queue_is_longer() -> None:
-    clock = _Clock()
-    quick, slow = _seen(clock, 1.0), _seen(clock, 3.0)
-    clock.now = 4.0
-    taken = []
-    for number in range(5):
-        at = choose([quick.score_s(), slow.score_s()], 0.0, random.Random(0))
-        (quick, slow)[at].add(number)
-        taken.append(at)
-    assert taken.count(0) == 4
-    assert taken.count(1) == 1
 
 
 def test_one_that_failed_is_left_alone_longer_each_time_and_one_answer_ends_it() -> None:
@@ -135,7 +129,7 @@ def test_one_that_failed_is_left_alone_longer_each_time_and_one_answer_ends_it()
     pauses = []
     for _ in range(8):
         score.failed()
-        assert score.score_s() == math.inf
+        assert end_s(score) == math.inf
         pauses.append(score.suspended_until - clock.now)
         clock.now = score.suspended_until
         assert not score.is_suspended
@@ -157,7 +151,7 @@ def test_drift_is_seen_multiplies_the_score_by_five_and_ends() -> None:
     clock.now += 3.0
     score.end("slow", is_typical=True)
     assert score.is_drifting
-    assert score.score_s() == pytest.approx(5 * score.latency_s)
+    assert end_s(score) == pytest.approx(5 * score.latency_s)
     for _ in range(5):
         score.add("again")
         clock.now += 1.0
@@ -173,13 +167,16 @@ def test_drift_is_forgotten_by_and_by_as_a_worker_that_is_not_asked_shows_nothin
     assert not score.is_drifting
 
 
-def test_a_slow_worker_is_tried_again_when_it_was_not_asked_for_long() -> None:
+@pytest.mark.parametrize("latency_s", [8.0, 800.0])
+def test_the_latency_of_an_idle_worker_counts_less_and_less(latency_s: float) -> None:
     clock = _Clock()
-    slow = _seen(clock, 8.0)
-    assert slow.score_s() == pytest.approx(8.0)
-    clock.now += FORGET_S
-    assert slow.score_s() == pytest.approx(4.0)
-    assert slow.latency_s == pytest.approx(8.0)
+    slow = _seen(clock, latency_s)
+    assert slow.confidence == pytest.approx(1.0)
+    clock.now += min(FORGET_S, FORGET_FACTOR * latency_s)
+    assert slow.confidence == pytest.approx(0.5)
+    slow.add("job")
+    assert slow.confidence == 1.0
+    assert slow.cost_s() == pytest.approx(latency_s)
 
 
 @BUSY
@@ -194,14 +191,6 @@ def test_what_stays_the_same_for_long_is_no_drift_whatever_was_before(values: li
     for _ in range(200):
         drift.add(values[-1])
     assert not drift.is_on
-
-
-def test_at_a_temperature_the_better_is_likelier_and_infinite_ones_are_never_taken() -> None:
-    chance = random.Random(1)
-    taken = [choose([1.0, 2.0, math.inf], 1.0, chance) for _ in range(2000)]
-    assert 2 not in taken
-    assert 0.68 < taken.count(0) / 2000 < 0.78  # 1 / (1 + 1/e) = 0.731
-    assert choose([5.0, 1.0, 1.0], 0.0, chance) == 1
 
 
 def test_a_quantile_is_of_what_was_seen() -> None:

@@ -97,17 +97,20 @@ class Backlog:
             return now - began
 
     def wait_s(self) -> float:
-        """Seconds until a job that came now would begin; 0.0: at once.
+        """Seconds until a job that came now would begin; 0.0: at once."""
+        return self.free_s()[0]
 
-        What runs longer than expected is expected to overrun as much again: a worker that hangs looks worse and worse.
+    def free_s(self) -> list[float]:
+        """Seconds until each slot has done what is open, the next free one first; 0.0: it is free.
+
+        A job that runs longer than expected is expected to overrun as much again: a worker that hangs looks worse and
+        worse.
         """
         with self._lock:
-            free = self.slots - len(self._running)
-            if free > 0:
-                return 0.0
             expected, now = self.expected_s, self._clock()
-            ends = [abs(expected - (now - began)) for began in self._running.values()]
-            heapq.heapify(ends)
+            slots = [abs(expected - (now - began)) for began in self._running.values()]
+            slots += [0.0] * (self.slots - len(slots))
+            heapq.heapify(slots)
             for _ in self._queued:
-                heapq.heapreplace(ends, ends[0] + expected)
-            return ends[0]
+                heapq.heapreplace(slots, slots[0] + expected)
+            return slots

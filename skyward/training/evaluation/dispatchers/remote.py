@@ -118,9 +118,8 @@ class PoolDispatcher:
         call.attempts += 1
         try:
             packed, contents = pack(call.job, known, is_same_machine=False)
-            pending = evaluate(packed, contents, call.job.state).with_options(
-                name=f"evaluation of step {call.job.step}"
-            )
+            name = "warm-up of evaluations" if call.job.is_warm_up else f"evaluation of step {call.job.step}"
+            pending = evaluate(packed, contents, call.job.state).with_options(name=name)
             if call.job.timeout_s is not None:
                 pending = pending.with_timeout(call.job.timeout_s + (0.0 if is_warm else self._start_s))
             inner = self._context.copy().run(self.target.submit, pending)
@@ -194,7 +193,7 @@ class PoolDispatcher:
         with self._changed:
             if self._open.pop(call.future, None) is None:
                 return
-            self._backlog.end(call.future, is_typical=outcome is not None)
+            self._backlog.end(call.future, is_typical=outcome is not None and not call.job.is_warm_up)
             self._changed.notify_all()
         if outcome is not None:
             settle(call.future, outcome)

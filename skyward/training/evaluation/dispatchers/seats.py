@@ -153,7 +153,7 @@ class SeatedDispatcher(abc.ABC):
         with self._changed:
             if self._running.pop(task.future, None) is None:
                 return False
-            self._backlog.end(task.future, is_typical=error is None)
+            self._backlog.end(task.future, is_typical=error is None and not task.job.is_warm_up)
             self._changed.notify_all()
         if outcome is not None:
             settle(task.future, outcome)
