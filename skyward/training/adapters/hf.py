@@ -9,6 +9,8 @@ What differs from our `Trainer`, and what is done about it:
 - HF appends to `state.log_history` and calls its integrations (TensorBoard, ...) before a user's callbacks. This
   callback moves itself in front of them, so that what our callbacks add in `on_log_step` reaches them, and it adds it
   to the history too.
+- HF's `logging_nan_inf_filter` makes a number of a loss that is not finite. Where no loss of an interval was finite our
+  callbacks get NaN, as our Trainer logs it; HF's own record and its integrations have what HF shows.
 - HF's stop saves nothing: here it asks for a checkpoint at every later event until there is one, unless
   `save_strategy` is "no". HF has no abort: from then on its control holds `should_save` and `should_evaluate` False,
   whatever is assigned to them, so that neither a save strategy nor another callback can save.
@@ -35,6 +37,7 @@ from ..agree import Ranks, ranks_of_this_process
 from ..bus import CallbackHandler
 from ..callbacks.metrics import is_summary
 from ..events import TrainerControl
+from .hf_losses import NOT_FINITE, UnfilteredLosses
 from .json_state import from_json, to_json
 from .model import class_at_first_use, load_framework, plain, unwrapped, warn_of_silence
 
@@ -60,6 +63,7 @@ class HFTranslation:
         self._logging_dir = logging_dir
         self._given_ranks = ranks
         self._trainer: Any = None
+        self._losses = UnfilteredLosses()
         self._has_met = self._is_restored = self._has_warned = False
         self._begin()
 
@@ -95,6 +99,8 @@ class HFTranslation:
             # HF restores callbacks only where restore_callback_states_from_checkpoint says so, as it makes them anew.
             self.exported = kept["attributes"]["exported"]
         self._is_restored = False
+        if args.logging_nan_inf_filter:
+            self._losses.attach(self._trainer)
         warn_of_silence(self._bus, _SILENT)
         return self._fire("on_train_begin", args, state, control, context, agree=True)
 
@@ -102,6 +108,7 @@ class HFTranslation:
         try:
             return self._fire("on_train_end", args, state, control, context, agree=True)
         finally:
+            self._losses.detach()
             self._bus.close()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **context: Any) -> Any:
@@ -144,10 +151,13 @@ class HFTranslation:
                 self._has_warned = True
                 _log.warning("a log within a step is not told to callbacks, as other ranks may not have made it")
             return control
-        context = {**context, "logs": logs}
+        told = logs
+        if args.logging_nan_inf_filter and "loss" in logs and self._is_between_steps:
+            told = {**logs, "loss": NOT_FINITE} if self._losses.are_hidden(self._bus.ranks) else logs
+        context = {**context, "logs": told}
         if not is_summary(logs):
             control = self._fire("on_log_step", args, state, control, context)
-            _amend(state.log_history, logs, state.global_step)
+            _amend(state.log_history, logs, told, state.global_step)
         return self._fire("on_log", args, state, control, context, agree=self._is_between_steps)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **context: Any) -> Any:
@@ -244,12 +254,16 @@ class _Arguments:
         return getattr(self._args, name)
 
 
-def _amend(history: list[dict[str, Any]], logs: MutableMapping[str, Any], step: int) -> None:
-    """What callbacks have added to `logs`, in HF's record of them too; as JSON can have it, which HF writes it to."""
+def _amend(
+    history: list[dict[str, Any]], logs: MutableMapping[str, Any], told: MutableMapping[str, Any], step: int
+) -> None:
+    """What callbacks have added to what they were told, in HF's logs and its record of them too; as JSON can have it,
+    which HF writes it to.
+    """
     record = history[-1] if history and history[-1].get("step") == step else {}
-    for name, value in list(logs.items()):
-        if name not in record or record[name] is not value:
-            logs[name] = record[name] = plain(value)
+    for name, value in list(told.items()):
+        if value is not NOT_FINITE and (name not in record or record[name] is not value):
+            told[name] = logs[name] = record[name] = plain(value)
 
 
 def on_the_stack(kind: type) -> Any:

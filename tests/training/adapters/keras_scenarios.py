@@ -19,7 +19,7 @@ if backend != "tensorflow":
 import keras
 import numpy as np
 
-from skyward.training import TrainerCallback
+from skyward.training import DivergenceDetector, TrainerCallback
 from skyward.training.adapters.keras import KerasCallbacks
 from tests.training.adapters.recording import Asks, Counts, Recorder
 
@@ -190,6 +190,16 @@ def weights() -> Any:
     return seen.seen
 
 
+def diverges() -> Any:
+    """From the third batch on nothing is a number."""
+    spoiled = Y.copy()
+    spoiled[4:] = float("nan")
+    ours, made = Recorder(only=("on_log",)), model()
+    callbacks = KerasCallbacks([DivergenceDetector(threshold=100.0, action="abort"), ours], logging_steps=2)
+    made.fit(X, spoiled, batch_size=2, epochs=2, shuffle=False, verbose=0, callbacks=[callbacks])
+    return {"iterations": int(made.optimizer.iterations), "losses": [str(each.get("loss")) for each in logs(ours)]}
+
+
 def main() -> None:
     keras.utils.set_random_seed(0)
     found = {
@@ -203,6 +213,7 @@ def main() -> None:
         "flags": flags(),
         "resume": resume(),
         "weights": weights(),
+        "diverges": diverges(),
     }
     print("FOUND", json.dumps(found))
 

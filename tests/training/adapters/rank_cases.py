@@ -47,6 +47,14 @@ class LogsAlone(Trainer):  # type: ignore[misc]  # it is Any to mypy here
         return super().compute_loss(*args, **kwargs)
 
 
+class LosesANumber(Trainer):  # type: ignore[misc]
+    """From step 2 on rank 1 has no loss."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)
+        return loss if self.is_world_process_zero() or self.state.global_step < 2 else loss * float("nan")
+
+
 def hf(folder: Path, *callbacks: Any, kind: Any = Trainer, **chosen: Any) -> Any:
     given: dict[str, Any] = {"num_train_epochs": 2, "logging_steps": 1, "save_strategy": "steps", **chosen}
     args = transformers.TrainingArguments(
@@ -130,6 +138,12 @@ def hf_logs_of_one_rank_hold_up_nobody(ranks: Any, folder: Path) -> Any:
     return [steps, sum(1 for told in ours.of("on_log") if "mine" in told["logs"])]
 
 
+def hf_tells_all_ranks_that_one_has_no_loss(ranks: Any, folder: Path) -> Any:
+    ours = Recorder(only=("on_log",))
+    steps = hf(folder, DivergenceDetector(threshold=100.0, action="abort"), ours, kind=LosesANumber)
+    return [steps, [str(told["logs"]["loss"]) == "nan" for told in ours.of("on_log") if "loss" in told["logs"]]]
+
+
 def lightning_stops_where_one_rank_asks(ranks: Any, folder: Path) -> Any:
     return [lightning(folder, Asks("on_step_end", 3, "stop", rank=1)), files(folder)]
 
@@ -155,6 +169,7 @@ CASES: list[Case] = [
     hf_aborts_where_one_rank_asks,
     hf_raises_on_all,
     hf_logs_of_one_rank_hold_up_nobody,
+    hf_tells_all_ranks_that_one_has_no_loss,
     lightning_stops_where_one_rank_asks,
     lightning_aborts_where_one_rank_asks,
     lightning_raises_on_all,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from skyward.training import (
     EVENTS,
     CallbackHandler,
     DefaultMetrics,
+    DivergenceDetector,
     JsonLogger,
     ProgressCallback,
     TrainerCallback,
@@ -48,7 +50,7 @@ class Line(torch.nn.Module):
 DATA = [{"x": torch.tensor([i / 10]), "labels": torch.tensor([i / 5])} for i in range(12)]
 
 
-def trainer(folder: Path, *callbacks: Any, **chosen: Any) -> Trainer:
+def trainer(folder: Path, *callbacks: Any, model: torch.nn.Module | None = None, **chosen: Any) -> Trainer:
     given: dict[str, Any] = {
         "per_device_train_batch_size": 2,
         "num_train_epochs": 2,
@@ -63,7 +65,7 @@ def trainer(folder: Path, *callbacks: Any, **chosen: Any) -> Trainer:
         **chosen,
     }
     return Trainer(
-        model=Line(),
+        model=model or Line(),
         args=TrainingArguments(output_dir=str(folder), **given),
         train_dataset=DATA,
         eval_dataset=DATA[:4],
@@ -239,7 +241,11 @@ def test_an_abort_saves_and_evaluates_nothing_whoever_asks(
     event: str, step: int, strategy: str, saved: list[str], tmp_path: Path
 ) -> None:
     ours = Recorder(only=("on_evaluate", "on_epoch_end", "on_train_end"))
-    every = {"eval_strategy": "epoch" if strategy == "epoch" else "steps", "eval_steps": 2, "save_steps": 2}
+    every: dict[str, Any] = {
+        "eval_strategy": "epoch" if strategy == "epoch" else "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+    }
     abort = HFCallbacks([Asks(event, step, "abort"), ours])
     made = trainer(tmp_path, abort, save_strategy=strategy, metric_for_best_model="loss", **every)
     made.add_callback(SavesAlways())
@@ -384,3 +390,79 @@ def test_evaluation_beside_training_is_told_at_the_step_that_was_scored(tmp_path
     assert [(each.step, each.status) for each in evaluation.history] == [(5, "ok"), (10, "ok")]
     rows = [row["step"] for row in run.state.log_history if "eval_loss" in row]
     assert rows == [5, 10]
+
+
+class Diverging(Line):
+    """Its loss is not finite in these forward passes of a training. spoils: so are its gradients."""
+
+    def __init__(self, steps: range, *, spoils: bool) -> None:
+        super().__init__()
+        self.steps, self.spoils, self.passes = steps, spoils, 0
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        out = super().forward(x, labels)
+        self.passes += self.training
+        if self.training and self.passes in self.steps:
+            out["loss"] = out["loss"] * float("nan") if self.spoils else out["loss"] + float("inf")
+        return out
+
+
+def test_a_loss_that_the_filter_hides_reaches_our_callbacks_as_no_number(tmp_path: Path) -> None:
+    ours, theirs = Recorder(), HFLogs()
+    model = Diverging(range(4, 5), spoils=True)
+    callbacks = HFCallbacks([Adds(), JsonLogger(), ours])
+    made = trainer(tmp_path, callbacks, theirs, model=model, num_train_epochs=1, logging_steps=2)
+    made.train()
+    losses = [told["logs"]["loss"] for told in ours.of("on_log") if "loss" in told["logs"]]
+    assert [math.isnan(loss) for loss in losses] == [False, False, True]  # the second interval began with a number
+    shown = [each["loss"] for each in made.state.log_history if "loss" in each]
+    assert shown == theirs.losses
+    assert all(math.isfinite(loss) for loss in shown)
+    assert all(each["ours"] for each in made.state.log_history if "loss" in each)
+    written = [each["loss"] for each in json.loads((tmp_path / "logs" / "trainer_logs.json").read_text())[:3]]
+    assert written[2] is None
+    assert "training_step" not in vars(made)
+
+
+def test_single_losses_that_are_not_finite_are_hidden_as_in_our_trainer(tmp_path: Path) -> None:
+    ours = Recorder()
+    model = Diverging(range(3, 4), spoils=False)
+    made = trainer(tmp_path, HFCallbacks([ours]), model=model, num_train_epochs=1, logging_steps=2)
+    made.train()
+    losses = [told["logs"]["loss"] for told in ours.of("on_log") if "loss" in told["logs"]]
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_run_that_diverges_is_ended_whatever_the_filter_shows(tmp_path: Path, shows: bool) -> None:
+    chosen: dict[str, Any] = {"num_train_epochs": 20, "logging_nan_inf_filter": not shows}
+    model = Diverging(range(4, 10**6), spoils=True)
+    made = trainer(tmp_path, HFCallbacks([DivergenceDetector(threshold=100.0)]), model=model, **chosen)
+    made.train()
+    assert made.state.global_step == 4
+
+
+def test_a_training_step_of_the_users_own_is_looked_at_and_given_back_after_a_run_that_raised(tmp_path: Path) -> None:
+    class Breaks(TrainerCallback):
+        def on_log(self, **_: Any) -> None:
+            if not raised:
+                raised.append(True)
+                raise OSError("disk full")
+
+    raised: list[bool] = []
+    made = trainer(tmp_path, HFCallbacks([Breaks(), DivergenceDetector(action="abort")]), num_train_epochs=1)
+    given = made.training_step = lambda *args, **kwargs: type(made).training_step(made, *args, **kwargs) * float("nan")
+    with pytest.raises(OSError, match="disk full"):
+        made.train()
+    made.train()
+    assert made.state.global_step == 1
+    assert made.training_step is given
+
+
+class HFLogs(HFTrainerCallback):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "loss" in logs:
+            self.losses.append(logs["loss"])

@@ -60,6 +60,11 @@ def test_losses_are_those_of_the_steps_not_means_since_the_epoch_began(found: An
     assert losses["steps"][:whole] == pytest.approx(losses["true"][:whole], rel=1e-4)
 
 
+def test_a_loss_that_is_no_number_ends_a_run_that_diverges(found: Any) -> None:
+    assert found["diverges"]["iterations"] == 4
+    assert found["diverges"]["losses"][1] == "nan"
+
+
 def test_executions_of_several_steps_count_as_several(found: Any) -> None:
     if found["backend"] == "torch":
         assert found["executions"] is None  # Keras refuses them there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from skyward.training import TrainerCallback
+from skyward.training import DivergenceDetector, JsonLogger, TrainerCallback
 from skyward.training.adapters.lightning import LightningCallbacks
 
 from .recording import Adds, Asks, Counts, Recorder
@@ -172,6 +173,21 @@ def test_logs_are_means_over_their_steps(tmp_path: Path) -> None:
     assert [told["logs"]["learning_rate"] for told in every.of("on_log")[:2]] == pytest.approx([0.1 / 3, 0.04])
     assert logs[-1]["train_loss"] == pytest.approx(sum(losses) / 6)
     assert {"train_runtime", "train_steps_per_second"} <= logs[-1].keys()
+
+
+def test_a_loss_that_is_no_number_ends_a_run_that_diverges(tmp_path: Path) -> None:
+    class Diverging(Line):
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = super().training_step(batch, index)
+            return loss * float("nan") if self.trainer.global_step >= 3 else loss
+
+    detector, logger = DivergenceDetector(threshold=100.0), JsonLogger()
+    made = fit(tmp_path, LightningCallbacks([detector, logger], logging_steps=2), model=Diverging())
+    assert made.global_step == 4
+    assert [each["loss"] is None for each in json.loads((tmp_path / "logs" / "trainer_logs.json").read_text())[:2]] == [
+        False,
+        True,
+    ]
 
 
 def test_state_and_arguments_are_lightnings(tmp_path: Path) -> None:

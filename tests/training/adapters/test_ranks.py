@@ -37,6 +37,10 @@ def test_a_log_that_one_of_hfs_ranks_makes_alone_holds_up_nobody(said: Said) -> 
     assert said["hf_logs_of_one_rank_hold_up_nobody"] == [[2, 0]] * 2
 
 
+def test_all_of_hfs_ranks_hear_that_one_has_no_loss(said: Said) -> None:
+    assert said["hf_tells_all_ranks_that_one_has_no_loss"] == [[3, [False, False, True]]] * 2
+
+
 def test_lightnings_ranks_stop_at_the_same_step_and_save(said: Said) -> None:
     assert said["lightning_stops_where_one_rank_asks"] == [[3, ["checkpoint-3.ckpt"]]] * 2
 
