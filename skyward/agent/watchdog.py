@@ -1,7 +1,11 @@
-"""The parent of an agent: it ends everything below it when the agent dies or the lease runs out.
+"""The parents of an agent: they end everything below them when the agent dies or the lease runs out.
 
-It is the subreaper of the node's processes, so whatever user code starts, however it detaches, ends up as its child
-and is killed. It does nothing else, so it does not fail with the agent.
+The watchdog is the subreaper of the node's processes. Whatever user code starts, however it detaches, ends up as a
+child of the watchdog and is killed. The watchdog does nothing else, so it does not fail with the agent.
+
+The standby is the watchdog's parent, and a subreaper too. When the watchdog is killed, the standby gets its children
+and kills them. When the standby is killed, the watchdog sees it and ends the node. A process that detached itself
+escapes only if both are killed at the same moment.
 """
 
 from __future__ import annotations
@@ -49,33 +53,57 @@ class Lease:
 
 
 def guard(run_agent: Callable[[], None], lease: Lease, folder: str) -> int:
-    """Fork the agent, watch it, and clean up when it ends. Returns the exit code for this process."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    """Become the standby: fork the watchdog, which forks the agent. Clean up when they end.
+
+    Returns the exit code for this process.
+    """
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # a client that ignores it passes that on, and then none is waited for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent is told to end; then so are we
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    watchdog = os.getpid()
-    agent = os.fork()
-    if agent == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != watchdog:  # it was killed in between, and the kernel will not tell any more
-            os._exit(1)
-        code = 1
-        try:
-            run_agent()
-            code = 0
-        except BaseException:  # the agent's log is all that will be left of it
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    code = _watch(agent, lease)
+    standby = os.getpid()
+    watchdog = _fork(lambda: _run_watchdog(run_agent, lease, standby), dies_by=signal.SIGCHLD)
+    code = os.waitstatus_to_exitcode(os.waitpid(watchdog, 0)[1])
     _kill_children()
     shutil.rmtree(folder, ignore_errors=True)
     return code
+
+
+def _run_watchdog(run_agent: Callable[[], None], lease: Lease, standby: int) -> int:
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGCHLD])
+    agent = _fork(lambda: _run_agent(run_agent), dies_by=signal.SIGKILL)
+    code = _watch(agent, lease, standby)
+    _kill_children()
+    return code
+
+
+def _run_agent(run_agent: Callable[[], None]) -> int:
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # what the client blocks would be blocked in slots too
+    run_agent()
+    return 0
+
+
+def _fork(run: Callable[[], int], *, dies_by: signal.Signals) -> int:
+    """The pid of a child that ends with what `run` returns, and that gets a signal when this process dies."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _prctl(_PR_SET_PDEATHSIG, dies_by)
+        if os.getppid() == parent:  # else it was killed in between, and the kernel will not tell any more
+            code = run()
+    except BaseException:  # the agent's log is all that will be left of it
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -83,8 +111,8 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _watch(agent: int, lease: Lease) -> int:
-    """Until the agent has ended, by itself or because its lease is over."""
+def _watch(agent: int, lease: Lease, standby: int) -> int:
+    """Until the agent has ended, by itself or because its lease is over or the standby is gone."""
     polled = time.monotonic()
     while True:
         with contextlib.suppress(ChildProcessError):
@@ -99,7 +127,7 @@ def _watch(agent: int, lease: Lease) -> int:
             # We did not run, so the agent, or the machine, hardly did: it could not hear a keeper that may be well.
             lease.renew()
         polled = now
-        if lease.is_over:
+        if lease.is_over or os.getppid() != standby:
             os.kill(agent, signal.SIGKILL)
             os.waitpid(agent, 0)
             return 3

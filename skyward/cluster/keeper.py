@@ -172,3 +172,20 @@ def _close_input(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it died with an order unread
         process.stdin.close()
+
+
+def _let_go_in_child() -> None:
+    """A fork of the client holds the keeper's input no longer than the client, which may end by becoming another
+    program. The descriptor is replaced, not closed: its file object may be in use at the moment of the fork.
+    """
+    Keeper._instance_lock = threading.Lock()
+    keeper = Keeper._instance
+    if keeper is None or keeper._process is None or keeper._process.stdin is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(null, keeper._process.stdin.fileno(), inheritable=False)
+        os.close(null)
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -109,6 +109,9 @@ class _Keeper:
 
 def main(client: int) -> None:
     """Until the client dies, or says that its last pool is closed."""
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # a client that ignores it passes that on: no exit code would be known
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _Keeper(client).run()

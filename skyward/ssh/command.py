@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from ..errors import UsageError
+
 __all__ = ["Completed", "Stopped", "run_process"]
 
 _PIECE = 256 * 1024
@@ -93,9 +95,14 @@ def run_process(
     `on_line` is called by this thread with each line of both streams. `marker`: a line of standard output; it and what
     comes before it are not the command's own.
 
-    Raises TimeoutError after `timeout_s`, Stopped when `stop` is set; then, as with any other exception, the process
-    and its group have been killed.
+    Raises UsageError where this process ignores SIGCHLD. Raises TimeoutError after `timeout_s`, Stopped when `stop` is
+    set; then, as with any other exception, the process and its group have been killed.
     """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise UsageError(
+            "SIGCHLD=SIG_IGN: this process ignores its children, so the exit codes of `ssh` are lost; "
+            "call signal.signal(signal.SIGCHLD, signal.SIG_DFL) before the pool is opened"
+        )
     process = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,

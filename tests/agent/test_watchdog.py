@@ -10,6 +10,8 @@ import pytest
 
 from skyward.agent import watchdog
 
+STANDBY = 7
+
 
 class Machine:
     """Time passes only in the watchdog's waits: as much as `waits` says, one after another."""
@@ -17,10 +19,14 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> None:
         self.now = 100.0
         self.killed: list[int] = []
+        self.parent = STANDBY
         self._waits = waits
         clock = SimpleNamespace(monotonic=lambda: self.now)
         system = SimpleNamespace(
-            WNOHANG=os.WNOHANG, waitpid=lambda pid, flags: (0, 0), kill=lambda pid, number: self.killed.append(pid)
+            WNOHANG=os.WNOHANG,
+            waitpid=lambda pid, flags: (0, 0),
+            kill=lambda pid, number: self.killed.append(pid),
+            getppid=lambda: self.parent,
         )
         monkeypatch.setattr(watchdog, "time", clock)
         monkeypatch.setattr(watchdog, "os", system)
@@ -34,7 +40,7 @@ class Machine:
 
 def watch(lease: watchdog.Lease) -> Any:
     try:
-        return watchdog._watch(1, lease)
+        return watchdog._watch(1, lease, STANDBY)
     except KeyboardInterrupt:
         return None
 
@@ -47,5 +53,12 @@ def test_a_lease_that_ran_out_while_the_machine_stood_still_is_renewed(monkeypat
 
 def test_a_lease_that_runs_out_while_the_watchdog_runs_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, [60.0] + [0.25] * 20)
+    assert watch(watchdog.Lease(2.0)) == 3
+    assert machine.killed == [1]
+
+
+def test_a_standby_that_is_gone_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, [0.25])
+    machine.parent = 1
     assert watch(watchdog.Lease(2.0)) == 3
     assert machine.killed == [1]

@@ -43,7 +43,7 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Role = Literal["watchdog", "agent", "zygote", "slot", "stub", "sshd"]
+Role = Literal["standby", "watchdog", "agent", "zygote", "slot", "stub", "sshd"]
 
 EPSILON_S = 12.0
 """Seconds beyond a lease until all of a node must be gone; a loaded machine is slow to kill."""
@@ -58,11 +58,13 @@ def pids(host: Host, role: Role) -> list[Process]:
     parents = {process.pid: _parent(process) for process in alive}
     nodes = {p.pid for p in alive if "skyward.agent.main" in p.command}
     workers = {p.pid for p in alive if "skyward.slot.zygote" in p.command}
-    agents = {pid for pid in nodes if parents[pid] in nodes}
+    watchdogs = {pid for pid in nodes if parents[pid] in nodes and parents[parents[pid]] not in nodes}
+    agents = {pid for pid in nodes if parents[pid] in watchdogs}
     zygotes = {pid for pid in workers if parents[pid] in agents}
     stubs = {p.pid for p in alive if "agent/attach.py" in p.command and p.command.startswith("/")}
     found: dict[Role, set[int]] = {
-        "watchdog": nodes - agents,
+        "standby": nodes - agents - watchdogs,
+        "watchdog": watchdogs,
         "agent": agents,
         "zygote": zygotes,
         "slot": {pid for pid in workers if parents[pid] in zygotes},

@@ -25,10 +25,10 @@ NewLedger = Callable[[Place], Ledger]
 
 ON_THE_WAY: tuple[Role, ...] = ("stub", "sshd")
 """Their death is a link that broke: nothing may be lost by it."""
-OF_THE_NODE: tuple[Role, ...] = ("agent", "watchdog")
+OF_THE_NODE: tuple[Role, ...] = ("agent", "watchdog", "standby")
 
 
-@pytest.mark.parametrize("role", ["slot", "zygote", "agent", "watchdog", "stub", "sshd"])
+@pytest.mark.parametrize("role", ["slot", "zygote", "agent", "watchdog", "standby", "stub", "sshd"])
 def test_plain_calls_run_at_most_once_and_those_lost_are_named(place: Places, ledger_of: NewLedger, role: Role) -> None:
     here = place(1)
     ledger = ledger_of(here)

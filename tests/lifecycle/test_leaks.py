@@ -119,10 +119,10 @@ def test_garbage_of_dead_pools_is_collected_and_live_pools_are_not_touched(insid
 def test_what_a_node_leaves_that_was_killed_as_a_whole_is_collected(sandbox: Sandbox, inside: Sandbox) -> None:
     client = sandbox.client("sky.ComputePool(sky.Local(), nodes=1).start()\n(here / 'begun').touch()\ntime.sleep(600)")
     sandbox.waits_for("begun")
-    for role in ("keeper", "watchdog", "agent"):
+    for role in ("keeper", "standby", "watchdog", "agent"):
         for number in sandbox.pids(role):
             os.kill(number, signal.SIGSTOP)  # none may see the other's end
-    killed = [*sandbox.pids("keeper"), *sandbox.pids("agent"), *sandbox.pids("watchdog")]
+    killed = [pid for role in ("keeper", "agent", "watchdog", "standby") for pid in sandbox.pids(role)]
     client.kill()
     for number in killed:
         os.kill(number, signal.SIGKILL)
