@@ -12,6 +12,9 @@
 Names are loaded when they are first used: `import skyward` imports nothing heavy.
 """
 
+import sys as _sys
+from types import ModuleType as _ModuleType
+
 from ._lazy import lazy_names as _lazy_names
 
 _MODULES = {
@@ -44,3 +47,28 @@ _MODULES = {
 _SUBMODULES = ("accelerators", "errors", "events", "integrations", "training")
 
 __getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, _SUBMODULES)
+
+
+class _Target(_ModuleType):
+    """This module as a target: `f(x) >> sky`. Here come the values that are no calls: `g(x) >> sky`."""
+
+    def __rrshift__(self, value: object) -> None:
+        _refuse(value, ">>")
+
+    def __rmatmul__(self, value: object) -> None:
+        _refuse(value, "@")
+
+    def __lt__(self, value: object) -> None:
+        _refuse(value, ">")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return __import__, (self.__name__,)  # pickle knows plain modules by their type only
+
+
+def _refuse(value: object, operator: str) -> None:
+    from .operands import refuse_operand
+
+    refuse_operand(value, operator)
+
+
+_sys.modules[__name__].__class__ = _Target

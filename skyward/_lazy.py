@@ -21,10 +21,18 @@ def lazy_names(
         if name in submodules:
             return import_module(f"{package}.{name}")
         if name not in where:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{_hint(package, name, public)}")
         module = where[name]
         value = getattr(import_module(module if module.startswith(".") else f".{module}", package), name)
         setattr(sys.modules[package], name, value)  # found without us from now on, also where a module has this name
         return value
 
     return get, lambda: list(public), public
+
+
+def _hint(package: str, name: str, public: Collection[str]) -> str:
+    from .spellings import foreign, suggestion  # only for a message
+
+    near = None if name.startswith("_") else suggestion(name, public)
+    text = foreign(package, name) or (f"did you mean {near}?" if near else "")
+    return f"; {text}" if text else ""

@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 
 from .errors import UsageError
 from .frozenmap import FrozenMap
+from .spellings import suggestion
 
 # Memory of one device by product; the first is what you get unless you ask. Source, unless a line says otherwise: the
 # vendor's data sheet or product page of that name.
@@ -348,9 +349,19 @@ def _illegal(field_name: str, value: object, legal: str) -> UsageError:
     return UsageError(message, field=field_name, value=value, legal=legal)
 
 
+_COUNTED = re.compile(r"\s*(?:(\d+)\s*x\s*)?(\S.*?)(?:(?:\s*[:*]|\s+x|(?<=\d)x)\s*(\d+))?\s*", re.IGNORECASE)
+"""A name with how many: "A100:8", "8x A100"."""
+
+
 def _unknown(name: str) -> UsageError:
     import difflib
 
+    counted = _COUNTED.fullmatch(name)
+    meant = None if counted is None else _BY_KEY.get(_parse(counted[2]).key)
+    if counted is not None and meant is not None and (counted[1] or counted[3]):
+        attribute = next(each for each, factory in _FACTORIES.items() if factory is meant)
+        hint = f"write sky.accelerators.{attribute}(count={counted[1] or counted[3]})"
+        return UsageError(f"accelerator {name!r} is not a name; {hint}", field="accelerator", value=name)
     near = difflib.get_close_matches(_parse(name).key, _BY_KEY, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(_BY_KEY[key].name for key in near)}? " if near else ""
     message = f"accelerator {name!r} is not known; {hint}sky.accelerators.Custom({name!r}) makes it anyway"
@@ -383,7 +394,9 @@ def __getattr__(name: str) -> AcceleratorFactory:
     try:
         return _FACTORIES[name]
     except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        near = suggestion(name, _FACTORIES)
+        hint = f"; did you mean {near}?" if near else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}") from None
 
 
 def __dir__() -> list[str]:

@@ -10,18 +10,19 @@ import functools
 import inspect
 import reprlib
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future as StdFuture
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Real
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, get_origin, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, get_origin, overload
 
 from .errors import NoActivePool, UsageError
 from .launch import Launch
 from .signatures import check_arguments, innermost, name_of
+from .spellings import advice
 from .unrun import Unrun
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "pop_active",
     "push_active",
     "resolve_target",
+    "short",
 ]
 
 P = ParamSpec("P")
@@ -79,7 +81,8 @@ class CallOptions:
                 raise UsageError(f"{field_name}: {seconds!r}; it is a number of seconds > 0, or None for no limit")
         for field_name, count in (("retries", self.retries), ("max_restarts", self.max_restarts)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise UsageError(f"{field_name}: {count!r}; it is a whole number >= 0")
+                hint = "; a pause between tries does not exist yet" if isinstance(count, Mapping) else ""
+                raise UsageError(f"{field_name}: {count!r}; it is a whole number >= 0{hint}")
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         for kind in kinds:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
@@ -95,7 +98,6 @@ def is_seconds(value: object, *, or_zero: bool = False) -> bool:
 
 
 _ALIASES = {"timeout": "timeout_s"}
-_REFUSED = {"ttl": "leases replace it: a pool ends when its `with` block or its client ends, never by the clock"}
 
 
 def _call_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -103,11 +105,9 @@ def _call_options(given: dict[str, Any]) -> dict[str, Any]:
     known = CallOptions.__dataclass_fields__
     options: dict[str, Any] = {}
     for name, value in given.items():
-        if name in _REFUSED:
-            raise UsageError(f"{name}: not an option; {_REFUSED[name]}")
         proper = _ALIASES.get(name, name)
         if proper not in known:
-            raise UsageError(f"{name}: not an option of a call; there are {', '.join(known)}")
+            raise UsageError(f"{name}: not an option of a call; {advice('a call', name, known)}", field=name)
         if proper in options:
             raise UsageError(f"{name}: given twice ({proper} is the same option)")
         options[proper] = value
@@ -187,6 +187,14 @@ class ComputeFunction(Generic[P, T_co]):
 
     def __repr__(self) -> str:
         return f"<compute {self.__module__}.{self.__qualname__}>"
+
+    if not TYPE_CHECKING:  # a checker is to find these mistakes itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                text = f"{text}; {advice('function', name, ('local', 'with_options', 'with_timeout'), shown='{}')}"
+            raise AttributeError(text, name=name, obj=self)
 
     def __reduce__(self) -> Any:
         # By name where the name leads back here; pickle checks that. Otherwise by value.
@@ -316,7 +324,7 @@ def pending_of(
     if isinstance(call, PendingComputeGroup):
         raise UsageError(f"{call!r}: several calls; use run_group() or submit_group(), or the operators >> and >")
     if not callable(call):
-        raise UsageError(f"{_short(call)} is neither a function nor a call of one; pass the function and its arguments")
+        raise UsageError(f"{short(call)} is neither a function nor a call of one; pass the function and its arguments")
     return as_compute(call)(*args, **(kwargs or {}))
 
 
@@ -329,7 +337,8 @@ _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 40
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """The value in a few words of one line, for messages."""
     text = value.as_written if isinstance(value, Unrun) else _REPR.repr(value)
     return " ".join(text.split())
 
@@ -380,7 +389,7 @@ class PendingCompute(Unrun, Generic[T_co]):
 
     @property
     def as_written(self) -> str:
-        args = [_short(a) for a in self.args] + [f"{k}={_short(v)}" for k, v in self.kwargs.items()]
+        args = [short(a) for a in self.args] + [f"{k}={short(v)}" for k, v in self.kwargs.items()]
         return f"{self.name}({', '.join(args)})"
 
     def __repr__(self) -> str:
@@ -442,8 +451,19 @@ def gather(*pendings: PendingCompute[Any], stream: bool = False, ordered: bool =
     """
     for pending in pendings:
         if not isinstance(pending, PendingCompute):
-            raise UsageError(f"gather: {pending!r} is not a pending call; call a @compute function to make one")
+            raise UsageError(f"gather: {short(pending)} is not a pending call; {_for_gather(pending)}")
     return PendingComputeGroup(pendings, stream=stream, ordered=ordered)
+
+
+def _for_gather(value: object) -> str:
+    """What to write where a group was to be made of something else."""
+    if isinstance(value, PendingComputeGroup):
+        return "it is several; join them with &"
+    if isinstance(value, StdFuture):
+        return "it was sent already; its value is .result()"
+    if isinstance(value, Iterable):
+        return "of several calls write sky.gather(*calls)"
+    return "call a @compute function to make one"
 
 
 # Open pools. A context variable knows the innermost pool of this context; threads and notebook cells that the pool
@@ -491,6 +511,9 @@ def resolve_target(target: Target | Literal["skyward"]) -> Dispatcher:
     if isinstance(target, ModuleType):
         if target.__name__ == "skyward":
             return active_pool()
-    elif hasattr(target, "run_group"):
+    elif hasattr(target, "run_group") and not isinstance(target, type):
         return target  # type: ignore[return-value]
-    raise UsageError(f"{target!r} is not a pool; the right side of >>, >, @ is a ComputePool or the module skyward")
+    hint = "; open a pool of it: sky.ComputePool(provider=...)" if hasattr(target, "launch") else ""
+    raise UsageError(
+        f"{short(target)} is not a pool; the right side of >>, >, @ is a ComputePool or the module skyward{hint}"
+    )

@@ -25,7 +25,6 @@ A file of another user is refused, unless `SKYWARD_TRUST` names it; see `skyward
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import os
 import tomllib
@@ -37,9 +36,11 @@ from .accelerators import Accelerator
 from .errors import MissingDependency, SkywardError, UsageError
 from .hints import class_in, element_of, illegal, is_reference, is_table, takes
 from .image import Image
+from .options import ALIASES
 from .ownership import check_file
 from .providers import PROVIDERS, load
 from .secret import Secret
+from .spellings import advice, foreign, suggestion
 
 __all__ = [
     "config_files",
@@ -167,7 +168,8 @@ class _Config:
         made = cls(pools=content.get("pools", {}), providers=content.get("providers", {}), origins=origins, files=files)
         for key in content:
             if key not in ("pools", "providers"):
-                raise made.wrong((key,), f"there is no such table{_meant(key, ('pools', 'providers'))}")
+                hint = advice("", key, ("pools", "providers"), shown="{!r}")
+                raise made.wrong((key,), f"there is no such table; {hint}")
         for table in ("pools", "providers"):
             tables = content.get(table, {})
             if not isinstance(tables, dict):
@@ -200,9 +202,13 @@ class _Config:
                 raise self.wrong(
                     (*path, key), f"not for a file; give it in Python: ComputePool.named({name!r}, {key}=...)"
                 )
-            if key not in known:
-                raise self.wrong((*path, key), f"there is no such key{_meant(key, known)}")
-            fields[key] = self._pool_value(key, value, hints[key], (*path, key))
+            proper = ALIASES.get(key, key)
+            if proper not in known:
+                hint = advice("ComputePool", key, known, shown="{!r}")
+                raise self.wrong((*path, key), f"there is no such key; {hint}")
+            if proper in fields:
+                raise self.wrong((*path, key), f"given twice ({proper} is the same option)")
+            fields[proper] = self._pool_value(proper, value, hints[proper], (*path, key))
         if "provider" not in fields:
             raise self.wrong((*path, "provider"), f"is missing; it is one of {self._providers()}")
         return fields
@@ -238,7 +244,7 @@ class _Config:
     def named(self, name: str) -> Any:
         """One that no file names, but who asks."""
         if name not in self.providers and name not in PROVIDERS:
-            raise UsageError(f"{name!r} is no provider{_meant(name, [*PROVIDERS, *self.providers])}")
+            raise UsageError(f"{name!r} is no provider; {self._provider_advice(name)}")
         return self.provider(name, ("providers", name))
 
     def provider(self, name: str, path: tuple[str, ...]) -> Any:
@@ -251,7 +257,7 @@ class _Config:
         kind = table.get("type", path[-1])
         if kind not in PROVIDERS:
             where = (*path, "type") if "type" in table and path[0] == "providers" else path
-            raise self.wrong(where, f"{kind!r} is no provider{_meant(str(kind), [*PROVIDERS, *self.providers])}")
+            raise self.wrong(where, f"{kind!r} is no provider; {self._provider_advice(str(kind))}")
         try:
             made = load(kind)
         except MissingDependency as error:
@@ -259,7 +265,19 @@ class _Config:
         return self._made(made, {key: value for key, value in table.items() if key != "type"}, path)
 
     def _providers(self) -> str:
-        return ", ".join(dict.fromkeys([*PROVIDERS, *sorted(self.providers)]))
+        return ", ".join(self._provider_names())
+
+    def _provider_names(self) -> list[str]:
+        """Those of ours, and those of the files that stand for one of ours."""
+        written = [name for name, table in sorted(self.providers.items()) if table.get("type", name) in PROVIDERS]
+        return list(dict.fromkeys([*PROVIDERS, *written]))
+
+    def _provider_advice(self, name: str) -> str:
+        near = suggestion(name, self._provider_names())
+        if near is not None:
+            return f"did you mean {near!r}?"
+        known_elsewhere = foreign("provider", name.lower())
+        return f"{known_elsewhere}{'; ' if known_elsewhere else ''}there are {self._providers()}"
 
     # Values ---------------------------------------------------------------------------------------------------------
 
@@ -284,7 +302,8 @@ class _Config:
         fields = {}
         for key, value in table.items():
             if key not in known:
-                raise self.wrong((*path, key), f"there is no such key{_meant(key, known)}")
+                hint = advice(getattr(make, "__name__", ""), key, known, shown="{!r}")
+                raise self.wrong((*path, key), f"there is no such key; {hint}")
             fields[key] = self._value(value, hints.get(key, Any), (*path, key))
         try:
             return make(**fields)
@@ -349,9 +368,3 @@ def _shown(path: Path) -> str:
         if path.is_relative_to(base):
             return f"{sign}/{path.relative_to(base)}"
     return str(path)
-
-
-def _meant(key: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"

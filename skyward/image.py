@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from .errors import UsageError
 from .frozenmap import FrozenMap
 from .secret import MASK, Secret, masking
+from .signatures import checked_options
 
 __all__ = ["DEFAULT_IMAGE", "LOCAL_FIELDS", "Image"]
 
@@ -37,6 +38,7 @@ _SECRET_WORDS = frozenset({"key", "keys", "pass", "passphrase", "pwd", "auth", "
 _URL_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
+@checked_options
 @dataclass(frozen=True, init=False, repr=False)
 class Image:
     """The environment that calls run in. A value: nothing happens until a pool makes a node from it.

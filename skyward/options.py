@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from inspect import Parameter
@@ -13,8 +12,9 @@ from .allocation import validate_allocation
 from .calls import is_seconds
 from .errors import UsageError
 from .image import Image
+from .spellings import advice, foreign
 
-__all__ = ["check_options", "is_pool_name", "translated"]
+__all__ = ["ALIASES", "check_options", "is_pool_name", "translated"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -30,31 +30,24 @@ _ABOVE_ZERO = {
     "provision_timeout_s": "seconds",
 }
 
-_ALIASES = {
+ALIASES = {
     "memory_gb": "memory_gib",
     "logging": "logs",
     "default_compute_timeout": "default_timeout_s",
     "provision_timeout": "provision_timeout_s",
 }
-_REFUSED = {
-    "ttl": "leases replace it: nodes end when the `with` block or this process ends, and never by the clock, "
-    "so a ten-hour run lives and a forgotten machine dies in minutes",
-}
+"""Other names of options, in Python and in files."""
 
 
 def translated(aliases: dict[str, Any], given: dict[str, Any], defaults: Mapping[str, Parameter]) -> dict[str, Any]:
     """Arguments by their proper names; `given` are those that came by them already. Raises UsageError."""
     for name in aliases:
-        if name in _REFUSED:
-            raise UsageError(f"{name}: not an option; {_REFUSED[name]}")
-        if name not in _ALIASES:
-            near = difflib.get_close_matches(name, given, n=1)
-            advice = f"did you mean {near[0]}=?" if near else "see help(sky.ComputePool)"
-            raise UsageError(f"{name}: not an option of ComputePool; {advice}")
-        proper = _ALIASES[name]
+        proper = ALIASES.get(name, name)
+        if proper not in given:
+            raise UsageError(f"{name}: not an option of ComputePool; {advice('ComputePool', name, given)}", field=name)
         if given[proper] != defaults[proper].default:
-            raise UsageError(f"{name}: given twice ({proper} is the same option)")
-    return {_ALIASES[name]: value for name, value in aliases.items()}
+            raise UsageError(f"{name}: given twice ({proper} is the same option)", field=name)
+    return {ALIASES[name]: value for name, value in aliases.items()}
 
 
 def is_pool_name(name: str) -> bool:
@@ -84,7 +77,10 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def _check_count(field: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{field}: {value!r}; it is a whole number >= 1", field=field)
+        hint = f"; {foreign('skyward', 'Nodes')}" if isinstance(value, tuple | list | dict) else ""
+        raise UsageError(
+            f"{field}: {value!r}; it is a whole number >= 1{hint if field == 'nodes' else ''}", field=field
+        )
 
 
 def _are_names(value: Any) -> bool:
@@ -105,7 +101,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "image": (lambda v: v is None or isinstance(v, Image), " is not a sky.Image"),
     "accelerator": (
         lambda v: v is None or isinstance(v, str | Accelerator),
-        "; it is a name or a value of sky.accelerators",
+        "; it is one name, or one value of sky.accelerators",
     ),
     "cancel_grace_s": (lambda v: is_seconds(v, or_zero=True), "; it is a number of seconds >= 0"),
     "preload": (_are_names, "; it is a list of names of modules"),

@@ -14,6 +14,7 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from .calls import ComputeFunction
 from .errors import UsageError
+from .signatures import checked_options
 from .topology import InstanceInfo
 
 __all__ = ["Muter", "OutputDecorator", "Speakers", "Stream", "install_muter", "silent", "stderr", "stdout"]
@@ -61,6 +62,7 @@ def install_muter(muter: Muter | None) -> Muter | None:
 def stdout(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def stdout(*, only: Speakers = "head") -> OutputDecorator: ...
+@checked_options
 def stdout(fn: Any = None, /, *, only: Speakers = "head") -> Any:
     """Keeps standard output of the head only, or of the instances that `only` picks; the others' is dropped.
 
@@ -84,6 +86,7 @@ def stdout(fn: Any = None, /, *, only: Speakers = "head") -> Any:
 def stderr(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def stderr(*, only: Speakers = "head") -> OutputDecorator: ...
+@checked_options
 def stderr(fn: Any = None, /, *, only: Speakers = "head") -> Any:
     """Keeps standard error of the head only, or of the instances that `only` picks; otherwise as `stdout`.
 
@@ -188,7 +191,8 @@ def _checked(only: Speakers) -> Speakers:
 
 def _check_function(fn: object, name: str) -> None:
     if not callable(fn):
-        raise UsageError(f"@{name} decorates functions, not {fn!r}", field="fn", value=fn)
+        hint = f'; write @sky.{name}(only="head")' if name != "silent" else ""
+        raise UsageError(f"@{name} decorates functions, not {fn!r}{hint}", field="fn", value=fn)
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise UsageError(f"@{name} does not take async functions, and {_named(fn)} is one", field="fn", value=fn)
     if isinstance(fn, ComputeFunction):

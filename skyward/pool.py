@@ -41,13 +41,14 @@ from .image import DEFAULT_IMAGE, Image
 from .live import LivePool
 from .logs import Lines, LogFiles
 from .machine import LogSink, Offer, PoolSpec
-from .options import check_options, is_pool_name, translated
+from .options import ALIASES, check_options, is_pool_name, translated
 from .packing import packed_initializer
 from .pool_machines import PoolMachines
 from .presence import Presence
 from .providers.base import Provider, least_billed_s
 from .providers.ending import shielded
 from .remote_control import control_of
+from .signatures import checked_options
 from .slot.handle import TargetHandle
 from .targets import Calls, NodeCount, NodeTarget, checked_nodes, checked_roles
 
@@ -59,6 +60,7 @@ _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
 
 
+@checked_options
 class ComputePool(Calls):
     """Machines to send calls to, made when the block is entered and gone when it is left.
 
@@ -208,6 +210,7 @@ class ComputePool(Calls):
             MissingDependency: its provider needs an extra that is not installed.
         """
         fields = pool_fields(name)
+        overrides = {ALIASES.get(key, key): value for key, value in overrides.items()}
         if "name" not in overrides and is_pool_name(name):
             fields["name"] = name
         try:

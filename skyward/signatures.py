@@ -6,12 +6,14 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import WrongArguments
-from .spellings import suggestion
+from .spellings import advice, foreign, suggestion
 
-__all__ = ["check_arguments", "innermost", "name_of"]
+__all__ = ["check_arguments", "checked_options", "innermost", "name_of"]
+
+C = TypeVar("C")
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -71,3 +73,39 @@ def _hint(kwargs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
     unknown = next((name for name in kwargs if name not in parameters), None)
     near = None if unknown is None else suggestion(unknown, parameters)
     return "" if near is None else f"; did you mean {near}=?"
+
+
+def checked_options(thing: C) -> C:
+    """A class or function of ours that refuses options it does not have by a UsageError, with what was meant."""
+    function: Any = thing.__init__ if isinstance(thing, type) else thing  # type: ignore[misc]
+    place = getattr(thing, "__name__", "")
+    signature = inspect.signature(function)
+    takes_more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    options = [p.name for p in signature.parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    options = [name for name in options if name != "self"]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            unknown = None if takes_more else next((name for name in kwargs if name not in options), None)
+            raise _wrong_option(place, error, unknown, options) from None
+        return function(*args, **kwargs)
+
+    if not isinstance(thing, type):
+        return call  # type: ignore[return-value]
+    thing.__init__ = call  # type: ignore[misc]
+    return thing
+
+
+def _wrong_option(place: str, error: TypeError, unknown: str | None, options: list[str]) -> WrongArguments:
+    if unknown is not None:
+        text = f"{unknown}: not an option of {place}; {advice(place, unknown, options)}"
+        return WrongArguments(text, field=unknown)
+    if "missing" in str(error):
+        name = str(error).split("'")[1]
+        hint = foreign(place, name) or f"write {place}({name}=...)"
+        return WrongArguments(f"{name}: {place} needs it; {hint}", field=name)
+    hint = foreign(place, "*") or f"give options by name: {', '.join(f'{name}=' for name in options)}"
+    return WrongArguments(f"{place}: {error}; {hint}")

@@ -21,6 +21,7 @@ from .errors import UsageError
 from .executor import PoolExecutor
 from .futures import Future
 from .mapping import Chunk, MapRun, check_chunk
+from .operands import TargetOperators
 from .slot.handle import TargetHandle
 from .waiting import joined, streamed, value_of, values_of
 from .wire.seen import SeenArrays
@@ -34,7 +35,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Calls(ABC):
+class Calls(TargetOperators, ABC):
     """Calls to nodes of an open pool. Thread-safe."""
 
     @property

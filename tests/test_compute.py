@@ -108,8 +108,8 @@ def test_the_references_spellings_are_accepted() -> None:
         ({"retries": 1.5}, "retries: 1.5"),
         ({"retry_on": 3}, "retry_on: 3 is not an exception class"),
         ({"retry_on": (ValueError, "x")}, "retry_on: 'x' is not an exception class"),
-        ({"ttl": 600}, "ttl: not an option; leases replace it"),
-        ({"tiemout": 1}, "tiemout: not an option of a call; there are timeout_s, retries"),
+        ({"ttl": 600}, "ttl: not an option of a call; leases replace it"),
+        ({"tiemout": 1}, "tiemout: not an option of a call; did you mean timeout_s="),
         ({"timeout": 1, "timeout_s": 2}, "given twice"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.config import config_files, pool_names, provider_named, rented_providers
+from skyward.config import config_files, pool_fields, pool_names, provider_named, rented_providers
 from skyward.errors import UsageError
 
 
@@ -126,12 +126,31 @@ def test_a_provider_may_stand_in_its_pool_or_have_a_name(home: Path) -> None:
     assert provider_named("local") == sky.Local(lease_s=7)
 
 
+def test_options_have_the_second_names_that_they_have_in_python(home: Path) -> None:
+    lines = ('provider = "local"', "memory_gb = 1", "logging = false", "provision_timeout = 60")
+    write(home / "project" / "skyward.toml", "\n".join(("[pools.p]", *lines, "default_compute_timeout = 9")))
+    pool = sky.ComputePool.named("p")
+    assert (pool.spec.memory_gib, pool.spec.provision_timeout_s) == (1, 60)
+    assert pool_fields("p")["default_timeout_s"] == 9
+    assert pool_fields("p")["logs"] is False
+    assert sky.ComputePool.named("p", memory_gb=2).spec.memory_gib == 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("[pools.bad]\nnodes = 2\n", r"\./skyward.toml: \[pools.bad\] provider: is missing; it is one of .*local"),
         ('[pools.bad]\nprovider = "mars"\n', r"\[pools.bad\] provider: 'mars' is no provider; there are .*local"),
         ('[pools.bad]\nprovider = "locla"\n', "did you mean 'local'"),
+        ('[pools.bad]\nprovider = "vastai"\n', r"'vastai' is no provider; it does not exist yet; .*local, ssh$"),
+        (
+            '[pools.bad]\nprovider = "v"\n[providers.v]\ntype = "vastai"\n',
+            r"\[providers.v\] type: 'vastai' is no provider; it does not exist yet; .* there are aws, local, ssh$",
+        ),
+        ('[pools.bad]\nprovider = "local"\nttl = 600\n', r"ttl: there is no such key; leases replace it"),
+        ('[pools.bad]\nprovider = "local"\ngpus = 8\n', r"gpus: there is no such key; write accelerator="),
+        ('[pools.bad]\nprovider = "local"\nmemory_gb = "8"\n', r"memory_gb: '8'; it is a number"),
+        ('[pools.bad]\nprovider = "local"\nlogs = true\nlogging = true\n', r"logging: given twice \(logs"),
         (
             '[pools.bad]\nprovider = "local"\nnodez = 2\n',
             r"\[pools.bad\] nodez: there is no such key; did you mean 'nodes'",

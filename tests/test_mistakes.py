@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import inspect
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import skyward as sky
 from skyward.errors import ArgumentNotPicklable, NotRun, ResultNotPicklable, UsageError, WrongArguments
+from skyward.options import ALIASES
+from skyward.providers import PROVIDERS
+from skyward.spellings import FOREIGN
 
 untyped: Any = sky  # a checker finds most of these mistakes by itself
 
@@ -167,6 +172,160 @@ ARGUMENTS = [
 @pytest.mark.parametrize("mistake", ARGUMENTS, ids=lambda mistake: mistake.what)
 def test_wrong_arguments_are_refused_when_the_call_is_made(pool: sky.ComputePool, mistake: Mistake) -> None:
     _expect(pool, mistake)
+
+
+def no_value(width: Any) -> Any:
+    return None
+
+
+NO_CALL = "A function without @sky.compute runs here and at once"
+OPERANDS = [
+    Mistake("an undecorated function", lambda p: plain(3, 4) >> p, UsageError, ("`>>`: 12 is a value (int)", NO_CALL)),
+    Mistake("for a future", lambda p: plain(3, 4) > p, UsageError, ("`>`: 12 is a value (int)", NO_CALL)),
+    Mistake("for all nodes", lambda p: plain(3, 4) @ p, UsageError, ("`@`: 12 is a value (int)", NO_CALL)),
+    Mistake("for a node", lambda p: plain(3, 4) >> p.node(1), UsageError, ("12 is a value (int)", NO_CALL)),
+    Mistake("without a value", lambda p: no_value(3) >> p, UsageError, ("None is a value", NO_CALL)),
+    Mistake("for the module", lambda p: plain(3, 4) >> untyped, UsageError, ("`>>`: 12 is a value (int)", NO_CALL)),
+    Mistake("a future of it", lambda p: plain(3, 4) > untyped, UsageError, ("`>`: 12 is a value (int)", NO_CALL)),
+    Mistake("on its nodes", lambda p: plain(3, 4) @ untyped, UsageError, ("`@`: 12 is a value (int)", NO_CALL)),
+    Mistake("an array", lambda p: np.ones(3) >> p, UsageError, ("array([1., 1., 1.]) is a value (ndarray)", NO_CALL)),
+    Mistake("times a pool", lambda p: np.ones(3) @ p, UsageError, ("array([1., 1., 1.]) is a value", NO_CALL)),
+    Mistake("a function", lambda p: plain >> p, UsageError, ("plain is a function", "sky.compute(plain)(...) >> pool")),
+    Mistake("not called", lambda p: area >> p, UsageError, ("was not called", "write _area(...) >> pool")),
+    Mistake("not called, all nodes", lambda p: area @ p, UsageError, ("was not called", "_area(...) @ pool")),
+    Mistake("a list of calls", lambda p: [area(1), area(2)] >> p, UsageError, ("2 calls", "sky.gather(*calls)")),
+    Mistake("a future", lambda p: (area(1) > p) >> p, UsageError, ("sent already", ".result()")),
+    Mistake("to the class", lambda p: area(1) >> sky.ComputePool, UsageError, ("is not a pool",)),
+    Mistake("to a provider", lambda p: area(1) >> untyped.Local(), UsageError, ("is not a pool", "sky.ComputePool(p")),
+    Mistake("the wrong way round", lambda p: p >> area(1), NotRun, ("(_area(1) >> pool)",)),
+    Mistake("a list to gather", lambda _: untyped.gather([area(1)]), UsageError, ("sky.gather(*calls)",)),
+    Mistake("a function to gather", lambda _: sky.gather(area), UsageError, ("call a @compute function",)),
+    Mistake("a group to gather", lambda _: untyped.gather(area(1) & area(2)), UsageError, ("join them with &",)),
+]
+
+
+@pytest.mark.parametrize("mistake", OPERANDS, ids=lambda mistake: mistake.what)
+def test_an_operator_says_what_is_no_call_or_no_target(pool: sky.ComputePool, mistake: Mistake) -> None:
+    _expect(pool, mistake)
+
+
+LATER = "does not exist yet"
+NAMES = [
+    Mistake("sky.Worker", lambda _: untyped.Worker, AttributeError, ("concurrency=4, executor=",)),
+    Mistake("sky.Spec", lambda _: untyped.Spec, AttributeError, (LATER, "one pool for each provider")),
+    Mistake("sky.Volume", lambda _: untyped.Volume, AttributeError, ("do not exist yet", "includes=")),
+    Mistake("sky.storage", lambda _: untyped.storage, AttributeError, ("do not exist yet",)),
+    Mistake("sky.dict", lambda _: untyped.dict, AttributeError, ("do not exist yet", "sky.once")),
+    Mistake("sky.counter", lambda _: untyped.counter, AttributeError, ("do not exist yet", "pool.node(0)")),
+    Mistake("sky.function", lambda _: untyped.function, AttributeError, ("@sky.compute",)),
+    Mistake("sky.remote", lambda _: untyped.remote, AttributeError, ("@sky.compute",)),
+    Mistake("sky.Compute", lambda _: untyped.Compute, AttributeError, ("sky.ComputePool(...)", ".named(")),
+    Mistake("sky.plugins", lambda _: untyped.plugins, AttributeError, ("@sky.integrations.torch",)),
+    Mistake("sky.GCP", lambda _: untyped.GCP, AttributeError, (LATER, "sky.SSH")),
+    Mistake("sky.VastAI", lambda _: untyped.VastAI, AttributeError, (LATER, "sky.SSH")),
+    Mistake("sky.Container", lambda _: untyped.Container, AttributeError, (LATER, "sky.Local")),
+    Mistake("sky.PipIndex", lambda _: untyped.PipIndex, AttributeError, ("pip_extra_index_url",)),
+    Mistake("sky.Nodes", lambda _: untyped.Nodes, AttributeError, ("do not exist yet", "nodes=4")),
+    Mistake("sky.Executor", lambda _: untyped.Executor, AttributeError, ("pool.executor()",)),
+    Mistake("sky.MultiPool", lambda _: untyped.MultiPool, AttributeError, ("as a, sky.ComputePool",)),
+    Mistake("sky.LogConfig", lambda _: untyped.LogConfig, AttributeError, ("sky.LogFiles",)),
+    Mistake("sky.main", lambda _: untyped.main, AttributeError, ("open a pool",)),
+    Mistake("sky.torch", lambda _: untyped.torch, AttributeError, ("sky.integrations.torch",)),
+    Mistake("sky.A100", lambda _: untyped.A100, AttributeError, ("sky.accelerators.A100()",)),
+    Mistake("sky.Computepool", lambda _: untyped.Computepool, AttributeError, ("did you mean ComputePool?",)),
+    Mistake("sklearn", lambda _: untyped.integrations.sklearn, AttributeError, ("ScikitLearnPool",)),
+    Mistake("tourch", lambda _: untyped.integrations.tourch, AttributeError, ("did you mean torch?",)),
+    Mistake("A1000", lambda _: untyped.accelerators.A1000, AttributeError, ("did you mean A100?",)),
+    Mistake("DDPTrainr", lambda _: untyped.training.DDPTrainr, AttributeError, ("did you mean DDPTrainer?",)),
+    Mistake("pool.starmap", lambda p: p.starmap, AttributeError, ("pool.map(f, *zip(*pairs))",)),
+    Mistake("pool.on", lambda p: p.on, AttributeError, ("pool.events()", "on_event=")),
+    Mistake("pool.run_parallel", lambda p: p.run_parallel, AttributeError, ("run_group",)),
+    Mistake("pool.resize", lambda p: p.resize, AttributeError, ("do not exist yet",)),
+    Mistake("pool.sumbit", lambda p: p.sumbit, AttributeError, ("did you mean submit?",)),
+    Mistake("node.starmap", lambda p: p.node(0).starmap, AttributeError, ("'NodeTarget'", "pool.map(")),
+    Mistake("f.remote", lambda _: area.remote, AttributeError, ("f(x) >> pool",)),
+    Mistake("f.map", lambda _: area.map, AttributeError, ("pool.map(f, xs)",)),
+    Mistake("f.locl", lambda _: area.locl, AttributeError, ("did you mean local?",)),
+]
+
+
+@pytest.mark.parametrize("mistake", NAMES, ids=lambda mistake: mistake.what)
+def test_a_name_from_elsewhere_says_what_to_write(pool: sky.ComputePool, mistake: Mistake) -> None:
+    _expect(pool, mistake)
+
+
+def test_names_that_exist_are_in_no_table_of_those_that_do_not(pool: sky.ComputePool) -> None:
+    pool_options = set(inspect.signature(sky.ComputePool).parameters) - {"provider"}
+    places: dict[str, Any] = {
+        "skyward": sky.__all__,
+        "pool": dir(pool),
+        "function": dir(area),
+        "integrations": dir(sky.integrations),
+        "a call": sky.CallOptions.__dataclass_fields__,
+        "ComputePool": pool_options | set(ALIASES),
+        "provider": PROVIDERS,
+        **{kind.__name__: inspect.signature(kind).parameters for kind in (sky.Image, sky.AWS, sky.SSH, sky.Local)},
+    }
+    places["SSH"] = set(places["SSH"]) - {"hosts"}
+    assert set(places) == set(FOREIGN)
+    for place, names in places.items():
+        assert not set(names) & set(FOREIGN[place]), place
+
+
+def made(**options: Any) -> sky.ComputePool:
+    return sky.ComputePool(sky.Local(), **options)
+
+
+OPTIONS = [
+    Mistake("volumes=", lambda _: made(volumes={}), UsageError, ("volumes: not an option", "do not exist yet")),
+    Mistake("selection=", lambda _: made(selection="first"), UsageError, ("one pool for each provider",)),
+    Mistake("gpus=", lambda _: made(gpus=8), UsageError, ("sky.accelerators.A100(count=8)",)),
+    Mistake("ssh_timeout=", lambda _: made(ssh_timeout=9), UsageError, ("provision_timeout_s=",)),
+    Mistake("worker=", lambda _: made(worker=1), UsageError, ("concurrency=4",)),
+    Mistake("region=", lambda _: made(region="x"), UsageError, ("option of the provider",)),
+    Mistake("pip=", lambda _: made(pip=["x"]), UsageError, ("option of the image",)),
+    Mistake("retries=", lambda _: made(retries=1), UsageError, ("@sky.compute(retries=3",)),
+    Mistake("concurency=", lambda _: made(concurency=1), UsageError, ("did you mean concurrency=?",)),
+    Mistake("nodes=(1, 4)", lambda _: made(nodes=(1, 4)), UsageError, ("whole number", "elastic pools do not exist")),
+    Mistake("A100:8", lambda _: made(accelerator="A100:8"), UsageError, ("sky.accelerators.A100(count=8)",)),
+    Mistake("8x rtx 4090", lambda _: made(accelerator="8x rtx 4090"), UsageError, ("RTX_4090(count=8)",)),
+    Mistake("two kinds", lambda _: made(accelerator=["A100", "H100"]), UsageError, ("it is one name",)),
+    Mistake(
+        "no provider", lambda _: untyped.ComputePool(), UsageError, ("provider: ComputePool needs it", "sky.Local")
+    ),
+    Mistake("by name", lambda _: untyped.ComputePool(name="x"), UsageError, (".named(",)),
+    Mistake("two", lambda _: untyped.ComputePool(sky.Local(), sky.Local()), UsageError, ("several providers",)),
+    Mistake("pips=", lambda _: untyped.Image(pips=["x"]), UsageError, ("not an option of Image", "did you mean pip=?")),
+    Mistake("packages=", lambda _: untyped.Image(packages=["x"]), UsageError, ('pip=["torch"]',)),
+    Mistake("Image(list)", lambda _: untyped.Image(["torch"]), UsageError, ("by name", "pip=")),
+    Mistake("pip_indexes=", lambda _: untyped.Image(pip_indexes=[]), UsageError, ("pip_extra_index_url",)),
+    Mistake("SSH(list)", lambda _: untyped.SSH(["gpu1"]), UsageError, ('hosts=["gpu1"]',)),
+    Mistake("SSH()", lambda _: untyped.SSH(), UsageError, ("hosts: SSH needs it", "hosts=[")),
+    Mistake("SSH(host=)", lambda _: untyped.SSH(host="gpu1"), UsageError, ("hosts=[",)),
+    Mistake("password=", lambda _: untyped.SSH(hosts=["a"], password="p4ss"), UsageError, ("ssh-copy-id",)),
+    Mistake("reigon=", lambda _: untyped.AWS(reigon="x"), UsageError, ("did you mean region=?",)),
+    Mistake("AWS(region)", lambda _: untyped.AWS("us-east-1"), UsageError, ('region="us-east-1"',)),
+    Mistake("Local(nodes=)", lambda _: untyped.Local(nodes=2), UsageError, ("option of the pool",)),
+    Mistake("lease=", lambda _: untyped.Local(lease=2), UsageError, ("did you mean lease_s=?",)),
+    Mistake("retry=", lambda _: untyped.compute(retry=2), UsageError, ("write retries=3",)),
+    Mistake("gpu=", lambda _: untyped.compute(gpu=2), UsageError, ("ComputePool(accelerator=",)),
+    Mistake("retries={}", lambda _: untyped.compute(retries={"max": 2}), UsageError, ("whole number", LATER)),
+    Mistake("backnd=", lambda _: untyped.integrations.torch(backnd="x"), UsageError, ("did you mean backend=?",)),
+    Mistake("onyl=", lambda _: untyped.stdout(onyl="head"), UsageError, ("did you mean only=?",)),
+    Mistake("stdout(head)", lambda _: untyped.stdout("head"), UsageError, ('@sky.stdout(only="head")',)),
+    Mistake("JoblibPool()", lambda _: untyped.integrations.JoblibPool(), UsageError, ("JoblibPool needs it",)),
+]
+
+
+@pytest.mark.parametrize("mistake", OPTIONS, ids=lambda mistake: mistake.what)
+def test_an_option_that_is_not_there_says_what_to_write(pool: sky.ComputePool, mistake: Mistake) -> None:
+    _expect(pool, mistake)
+
+
+def test_a_value_that_may_be_a_secret_is_not_repeated() -> None:
+    with pytest.raises(UsageError) as raised:
+        untyped.SSH(hosts=["a"], password="p4ss")
+    assert "p4ss" not in str(raised.value)
 
 
 def test_arguments_that_python_would_take_are_never_refused() -> None:

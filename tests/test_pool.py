@@ -323,7 +323,7 @@ class TestOptions:
             ({"memory_gib": -1}, "memory_gib: -1"),
             ({"max_hourly_cost": -1}, "max_hourly_cost: -1"),
             ({"accelerator": 3}, "accelerator: 3"),
-            ({"ttl": 600}, "ttl: not an option; leases replace it: nodes end when"),
+            ({"ttl": 600}, "ttl: not an option of ComputePool; leases replace it: nodes end when"),
             ({"memory_gb": 1, "memory_gib": 1}, "memory_gb: given twice"),
             ({"nodez": 2}, r"nodez: not an option of ComputePool; did you mean nodes=\?"),
             ({"colour": 2}, r"colour: not an option of ComputePool; see help\(sky.ComputePool\)"),

@@ -45,7 +45,10 @@ __all__ = ["REGISTRY", *sorted(REGISTRY)]  # noqa: PLE0604  # all are strings
 
 def __getattr__(name: str) -> _Any:
     if name not in REGISTRY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; there are {', '.join(REGISTRY)}")
+        from ..spellings import advice
+
+        hint = advice("integrations", name, REGISTRY, shown="{}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {hint}")
     where, _, extra = REGISTRY[name].partition(" ")
     module, _, attribute = where.partition(":")
     try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
 from ..launch import RanksPerNode
+from ..signatures import checked_options
 from ..topology import Rank
 from .base import IntegrationDecorator, integrate, load_framework
 from .torch import TorchIntegration
@@ -34,6 +35,7 @@ def accelerate(
     seed: int | None = None,
     timeout_s: float | None = None,
 ) -> IntegrationDecorator: ...
+@checked_options
 def accelerate(
     fn: Callable[..., Any] | None = None,
     /,

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
 from ..errors import RendezvousFailed, UsageError
 from ..launch import RanksPerNode
+from ..signatures import checked_options
 from ..slot.ports import PortLocks, port_behind
 from ..topology import Rank
 from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework, numeric_threads
@@ -36,6 +37,7 @@ fails stops the rest, and one that works on, such as the one that evaluates, may
 def jax(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def jax(*, processes_per_node: RanksPerNode = 1, local_device_count: int | None = None) -> IntegrationDecorator: ...
+@checked_options
 def jax(
     fn: Callable[..., Any] | None = None,
     /,

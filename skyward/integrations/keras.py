@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, overloa
 
 from ..errors import MissingDependency, UsageError
 from ..launch import RanksPerNode
+from ..signatures import checked_options
 from ..topology import Rank
 from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
 from .jax import JaxIntegration
@@ -49,6 +50,7 @@ def keras(
     distribution: Distribution | None = None,
     processes_per_node: RanksPerNode = 1,
 ) -> IntegrationDecorator: ...
+@checked_options
 def keras(
     fn: Callable[..., Any] | None = None,
     /,

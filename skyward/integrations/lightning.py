@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
 from ..launch import RanksPerNode
+from ..signatures import checked_options
 from ..topology import Rank
 from .base import IntegrationDecorator, integrate, load_framework
 from .torch import TorchIntegration
@@ -38,6 +39,7 @@ def lightning(
     seed: int | None = None,
     timeout_s: float | None = None,
 ) -> IntegrationDecorator: ...
+@checked_options
 def lightning(
     fn: Callable[..., Any] | None = None,
     /,

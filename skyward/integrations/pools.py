@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 from ..image import DEFAULT_IMAGE, Image
 from ..pool import ComputePool
 from ..providers.base import Provider
+from ..signatures import checked_options
 
 __all__ = ["JoblibPool", "ScikitLearnPool"]
 
 _RELEASE = re.compile(r"\d+(\.\d+)*(\.post\d+)?")
 
 
+@checked_options
 class JoblibPool(contextlib.AbstractContextManager[ComputePool]):
     """A `ComputePool` that every `joblib.Parallel` call inside the block runs on. Entering it gives the pool.
 
@@ -91,6 +93,7 @@ class JoblibPool(contextlib.AbstractContextManager[ComputePool]):
         return f"<{type(self).__name__} {self._pool!r}>"
 
 
+@checked_options
 class ScikitLearnPool(JoblibPool):
     """A `ComputePool` for scikit-learn: searches and estimators with `n_jobs=None` or -1 run on all its slots.
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
 from ..errors import RendezvousFailed
 from ..launch import RanksPerNode
+from ..signatures import checked_options
 from ..slot.ports import PortLocks, port_behind
 from ..topology import Rank
 from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework, numeric_threads
@@ -37,6 +38,7 @@ _SERVER_FAILED = "Could not start gRPC server"
 def tensorflow(fn: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def tensorflow(*, processes_per_node: RanksPerNode = 1) -> IntegrationDecorator: ...
+@checked_options
 def tensorflow(
     fn: Callable[..., Any] | None = None,
     /,

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
 from ..errors import RendezvousFailed, UsageError
 from ..launch import RanksPerNode
+from ..signatures import checked_options
 from ..topology import Rank
 from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
 from .rendezvous import MEETING_LIMIT_S, listen_at_head, wait_for_head
@@ -46,6 +47,7 @@ def torch(
     seed: int | None = None,
     timeout_s: float | None = None,
 ) -> IntegrationDecorator: ...
+@checked_options
 def torch(
     fn: Callable[..., Any] | None = None,
     /,

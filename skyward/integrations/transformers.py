@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, ParamSpec, TypeVar, overload
 
 from ..launch import RanksPerNode
+from ..signatures import checked_options
 from ..topology import Rank
 from .accelerate import AccelerateIntegration
 from .base import IntegrationDecorator, integrate, load_framework
@@ -32,6 +33,7 @@ def transformers(
     seed: int | None = None,
     timeout_s: float | None = None,
 ) -> IntegrationDecorator: ...
+@checked_options
 def transformers(
     fn: Callable[..., Any] | None = None,
     /,

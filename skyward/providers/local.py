@@ -23,6 +23,7 @@ from ..events import Emit
 from ..image import LOCAL_FIELDS
 from ..machine import Machine, Offer, PoolSpec
 from ..ownership import runtime_folder
+from ..signatures import checked_options
 from ..topology import Peer
 from ..wire.tasks import NodeConfig
 
@@ -43,6 +44,7 @@ sys.exit(main())
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
+@checked_options
 @dataclass(frozen=True, kw_only=True)
 class Local:
     """Nodes on this machine.

@@ -18,6 +18,7 @@ from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
 from ..events import Emit
 from ..image import Image
 from ..machine import Machine, Offer, PoolSpec
+from ..signatures import checked_options
 from ..ssh import HostKeys, Target, connect
 from ..ssh.connection import Transport
 from .remote import Node, Place, bring_up, end
@@ -34,6 +35,7 @@ _CONNECT_S = 30.0
 has no spare may be booting, and gets the pool's `provision_timeout_s`."""
 
 
+@checked_options
 @dataclass(frozen=True, kw_only=True)
 class SSHHost:
     """One machine. None: what `SSH` says for all of them, and behind that the SSH configuration.
@@ -53,6 +55,7 @@ class SSHHost:
     private_address: str = ""
 
 
+@checked_options
 @dataclass(frozen=True, kw_only=True)
 class SSH:
     """Machines of your own, reached by SSH: a pool of n nodes takes the first n hosts, the others are spare.

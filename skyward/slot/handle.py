@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from ..calls import Dispatcher, PendingCompute, PendingComputeGroup, open_pools, pending_of
 from ..errors import PoolClosed, UsageError
 from ..futures import Future
+from ..operands import TargetOperators
 from ..waiting import joined, streamed, value_of, values_of
 from ..wire.tasks import CALL_KINDS
 from .nested import Caller, caller_of
@@ -21,7 +22,7 @@ T = TypeVar("T")
 _PLAIN, _BROADCAST, _GANG = (CALL_KINDS.index(kind) for kind in ("plain", "broadcast", "gang"))
 
 
-class TargetHandle:
+class TargetHandle(TargetOperators):
     """A pool, or some of its nodes, that was passed to a task of that pool, as an argument or in a closure.
 
     There it is a target again: `f(x) > target` gives a future, `f(x) >> target` the value, `@` one value for each of

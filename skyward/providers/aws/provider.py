@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from ...calls import is_seconds
 from ...errors import UsageError
 from ...frozenmap import FrozenMap
+from ...signatures import checked_options
 from ..cloud import CloudProvider
 from ..rented import Cloud
 
@@ -31,6 +32,7 @@ _PATTERNS = {
 }
 
 
+@checked_options
 @dataclass(frozen=True, kw_only=True)
 class AWS(CloudProvider):
     """Machines of Amazon EC2, rented for a pool and ended with it.
