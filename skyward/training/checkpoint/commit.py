@@ -2,7 +2,8 @@
 
 On a file system the files are staged in `.tmp-checkpoint-<id>-<token>` beside their place, and the folder is renamed.
 In an object store, which cannot rename, they lie in `checkpoint-<id>/data-<token>/`, and the manifest, put last by one
-request, is the commit. A checkpoint that is replaced is there until the new one is.
+request, is the commit. So they do on a file system that cannot exchange two names (NFS), where a checkpoint is
+replaced. At every moment either the old one is there or the new one.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from .exchange import exchange
 from .folders import Folder, LocalFolder, flush_folder
-from .layout import OLD, STAGING, name_of
-from .manifest import MANIFEST
+from .layout import OLD, STAGING, name_of, put_back
+from .manifest import MANIFEST, Manifest
 from .objects import ObjectFolder
 
-__all__ = ["LocalStaging", "ObjectStaging", "Staging", "discard", "new_token", "staging_in", "sweep"]
+__all__ = ["InsideStaging", "LocalStaging", "Staging", "discard", "new_token", "staging_in", "sweep"]
 
 _log = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"(?P<host>[0-9a-f]{8})\.(?P<pid>\d+)\.(?P<started>\d*)$")
+_DATA = "data-"
+_NAMED = re.compile(r'"path": "([^"/]+)')
+"""First names of the files in a manifest, which may be damaged."""
 _ABANDONED_S = 3600.0
 """Staging of another machine, whose processes cannot be asked for, is left over when nothing was written for so long:
 a save that takes longer writes meanwhile."""
@@ -48,7 +54,7 @@ class Staging(Protocol):
     def begin(self) -> None:
         """Rank 0's, before the others write."""
 
-    def commit(self, manifest: bytes) -> str:
+    def commit(self, manifest: Manifest) -> str:
         """Rank 0's, when all ranks have written and flushed their files. Gives the checkpoint's path."""
 
     def discard(self) -> None:
@@ -56,59 +62,82 @@ class Staging(Protocol):
 
 
 class LocalStaging:
+    """Beside its place, then renamed to it. One that is there gets the name of the staging in the same step. Where the
+    file system cannot do that, the files are put into the checkpoint as `InsideStaging` has them.
+    """
+
     def __init__(self, parent: LocalFolder, name: str, token: str) -> None:
         self._parent, self._name, self._token = parent, name, token
+        self._inside: InsideStaging | None = None
         self.folder: Folder = parent.child(f"{STAGING}{name}-{token}")
         self.prefix = ""
 
     def begin(self) -> None:
         Path(self.folder.path).mkdir(parents=True)
 
-    def commit(self, manifest: bytes) -> str:
+    def commit(self, manifest: Manifest) -> str:
         with self.folder.create(MANIFEST) as file:
-            file.write(manifest)
+            file.write(manifest.to_json())
         staged, final = Path(self.folder.path), Path(self._parent.path, self._name)
         # Once for all names, those of other ranks' files too: every flush costs a commit of the file system's journal.
         for folder in [staged, *(below for below in staged.rglob("*") if below.is_dir())]:
             flush_folder(folder)
-        replaced = Path(self._parent.path, f"{OLD}{self._name}-{self._token}")
-        if final.exists():
-            final.rename(replaced)  # `sweep` renames it back if we die here
-        try:
+        if not final.exists():
             staged.rename(final)
-        except OSError:
-            if replaced.exists():
-                replaced.rename(final)
-            raise
+        elif not exchange(staged, final):
+            return self._commit_inside(manifest)
         flush_folder(self._parent.path)
-        _remove_replaced(LocalFolder(replaced))
+        _remove_replaced(self.folder)
         return str(final)
 
     def discard(self) -> None:
         self.folder.remove()
+        if self._inside is not None:
+            self._inside.discard()
+
+    def _commit_inside(self, manifest: Manifest) -> str:
+        inside = self._inside = InsideStaging(self._parent, self._name, self._token)
+        staged = Path(self.folder.path)
+        (staged / MANIFEST).unlink()
+        staged.rename(inside.folder.path)
+        files = tuple(replace(each, path=f"{inside.prefix}{each.path}") for each in manifest.files)
+        return inside.commit(replace(manifest, files=files))
 
 
-class ObjectStaging:
+class InsideStaging:
+    """In `data-<token>/` of the checkpoint itself. It counts when the manifest names it."""
+
     def __init__(self, parent: Folder, name: str, token: str) -> None:
-        self._final = parent.child(name)
+        self._final, self._token = parent.child(name), token
         self._may_be_committed = False
-        self.prefix = f"data-{token}/"
-        self.folder: Folder = self._final.child(f"data-{token}")
+        self.prefix = f"{_DATA}{token}/"
+        self.folder: Folder = self._final.child(f"{_DATA}{token}")
 
     def begin(self) -> None:
         self._final.names()  # a store that cannot be reached says so before anything is sent
 
-    def commit(self, manifest: bytes) -> str:
+    def commit(self, manifest: Manifest) -> str:
         self._may_be_committed = True
+        text = manifest.to_json()
         try:
-            with self._final.create(MANIFEST) as file:
-                file.write(manifest)
+            self._put(text)
         except OSError:
             # It may be that only the answer was lost.
-            if self._final.read([MANIFEST]).get(MANIFEST) != manifest:
+            if self._final.read([MANIFEST]).get(MANIFEST) != text:
+                self._may_be_committed = not isinstance(self._final, LocalFolder)
                 raise
-        _remove_replaced(self._final, besides=self.prefix.rstrip("/"))
+        _remove_replaced(self._final, besides=(MANIFEST, self.prefix.rstrip("/")))
         return self._final.path
+
+    def _put(self, manifest: bytes) -> None:
+        """In one step, in place of the one that is there."""
+        is_local = isinstance(self._final, LocalFolder)
+        name = f"{STAGING}manifest-{self._token}" if is_local else MANIFEST
+        with self._final.create(name) as file:
+            file.write(manifest)
+        if is_local:
+            Path(self._final.path, name).replace(Path(self._final.path, MANIFEST))
+            flush_folder(self._final.path)
 
     def discard(self) -> None:
         """What a manifest names, or may come to name, stays: `sweep` clears it when nobody can write any more."""
@@ -116,7 +145,7 @@ class ObjectStaging:
             self.folder.remove()
 
 
-def _remove_replaced(folder: Folder, *, besides: str = "") -> None:
+def _remove_replaced(folder: Folder, *, besides: tuple[str, ...] = ()) -> None:
     """The data of a checkpoint that another one has replaced: all of it, or what is not `besides`. The other is
     committed, so what cannot be removed fails nothing; `sweep` removes it later.
     """
@@ -125,7 +154,7 @@ def _remove_replaced(folder: Folder, *, besides: str = "") -> None:
             folder.remove()
             return
         for name in folder.names():
-            if name.startswith("data-") and name != besides:
+            if name not in besides:
                 folder.child(name).remove()
     except OSError as error:
         _log.warning("%s: what was replaced could not be removed: %s", folder.path, error)
@@ -134,7 +163,7 @@ def _remove_replaced(folder: Folder, *, besides: str = "") -> None:
 def staging_in(parent: Folder, name: str, token: str) -> Staging:
     if isinstance(parent, LocalFolder):
         return LocalStaging(parent, name, token)
-    return ObjectStaging(parent, name, token)
+    return InsideStaging(parent, name, token)
 
 
 def discard(staging: Staging) -> None:
@@ -146,47 +175,53 @@ def discard(staging: Staging) -> None:
 
 
 def sweep(parent: Folder) -> list[str]:
-    """Clears what interrupted saves have left; puts back a checkpoint that one was about to replace. Saves that go on
+    """Clear what interrupted saves have left, and put back a checkpoint that one was about to replace. Saves that go on
     in other processes are left alone. Gives the names of what it cleared.
     """
-    if isinstance(parent, ObjectFolder):
-        return _sweep_objects(parent)
+    put_back(parent)
     cleared = []
     for name in parent.names():
-        path = Path(parent.path, name)
-        if name.startswith(OLD):
-            final = Path(parent.path, name[len(OLD) :].rpartition("-")[0])
-            if final.exists():
-                LocalFolder(path).remove()
-                cleared.append(name)
-            else:
-                path.rename(final)
-        elif name.startswith(STAGING) and _is_abandoned(name, partial(_newest_s, path)):
-            LocalFolder(path).remove()
+        if name.startswith(name_of("")):
+            cleared += [f"{name}/{inside}" for inside in _sweep_inside(parent.child(name))]
+        elif name.startswith(OLD) or (
+            name.startswith(STAGING)
+            and isinstance(parent, LocalFolder)
+            and _is_abandoned(name, partial(_newest_s, Path(parent.path, name)))
+        ):
+            parent.child(name).remove()
             cleared.append(name)
+    if isinstance(parent, ObjectFolder):
+        cleared += _sweep_uploads(parent)
     return cleared
 
 
-def _sweep_objects(parent: ObjectFolder) -> list[str]:
-    """Data that no manifest names, and uploads that were not ended, of saves that do not go on."""
-    cleared = []
-    for name in parent.names():
-        checkpoint = parent.child(name)
-        inside = checkpoint.names() if name.startswith(name_of("")) else []
-        named = checkpoint.read([MANIFEST]).get(MANIFEST, b"").decode() if MANIFEST in inside else ""
-        for data in inside:
-            if not data.startswith("data-") or f'"{data}/' in named:
-                continue
-            folder = checkpoint.child(data)
-            if _is_abandoned(data, partial(_newest_object_s, folder)):
-                folder.remove()
-                cleared.append(f"{name}/{data}")
+def _sweep_inside(checkpoint: Folder) -> Iterator[str]:
+    """Data of saves that do not go on, which the manifest does not name; and files that it has replaced."""
+    inside = checkpoint.names()
+    text = checkpoint.read([MANIFEST]).get(MANIFEST, b"").decode() if MANIFEST in inside else ""
+    named = set(_NAMED.findall(text))
+    has_replaced = isinstance(checkpoint, LocalFolder) and any(name.startswith(_DATA) for name in named)
+    for name in inside:
+        if name in named or name == MANIFEST:
+            continue
+        if name.startswith((_DATA, STAGING)):
+            is_left = _is_abandoned(name, partial(_newest_object_s, checkpoint.child(name)))
+        else:
+            # Somebody may have put a file of his own beside ours since.
+            is_ours = has_replaced and name.endswith((".pt", ".dcp", ".safetensors"))
+            is_left = is_ours and checkpoint.modified_s(name) < checkpoint.modified_s(MANIFEST)
+        if is_left:
+            checkpoint.child(name).remove()
+            yield name
+
+
+def _sweep_uploads(parent: ObjectFolder) -> Iterator[str]:
+    """Uploads that were not ended, of saves that do not go on."""
     for begun_s, file, upload in parent.unfinished():
         data = file.rpartition("/")[0]
         if file.startswith(name_of("")) and _is_abandoned(data, partial(float, begun_s)):
             parent.forget(file, upload)
-            cleared.append(file)
-    return cleared
+            yield file
 
 
 def _is_abandoned(name: str, newest_s: Callable[[], float]) -> bool:

@@ -62,7 +62,7 @@ class Folder(Protocol):
 
 
 class LocalFolder:
-    """A folder of a file system. It is made when something is written to it."""
+    """A folder of a file system, or a file to be removed. It is made when something is written to it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
@@ -115,6 +115,8 @@ class LocalFolder:
     def remove(self) -> None:
         if self._path.is_dir():
             shutil.rmtree(self._path)
+        else:
+            self._path.unlink(missing_ok=True)
 
     def modified_s(self, name: str) -> float:
         return (self._path / name).stat().st_mtime

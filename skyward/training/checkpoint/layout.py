@@ -6,26 +6,31 @@ They are written to `output_dir/checkpoint-<id>`; `output_dir/checkpoints/checkp
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 
 from ...errors import CheckpointNotFound
-from .folders import Folder, folder_at
+from .folders import Folder, LocalFolder, folder_at
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
 
 __all__ = [
-    "OLD",
     "STAGING",
+    "OLD",
     "FoundCheckpoint",
     "checkpoints_in",
     "latest_checkpoint",
     "manifest_at",
     "name_of",
     "next_commit_number",
+    "put_back",
 ]
+
+_log = logging.getLogger(__name__)
 
 PREFIX = "checkpoint-"
 STAGING, OLD = ".tmp-", ".old-"
@@ -73,6 +78,23 @@ def checkpoints_in(output_dir: str | os.PathLike[str]) -> list[FoundCheckpoint]:
     )
 
 
+def put_back(folder: Folder) -> None:
+    """Put back checkpoints that older versions of skyward renamed to `.old-...` when they were killed while they
+    replaced them. Call it before anything looks.
+    """
+    if not isinstance(folder, LocalFolder):
+        return
+    for name in folder.names():
+        final = Path(folder.path, name[len(OLD) :].rpartition("-")[0])
+        if not name.startswith(OLD) or final.exists():
+            continue
+        try:
+            Path(folder.path, name).rename(final)
+        except OSError as error:
+            if not final.exists():  # or another process was as quick
+                _log.warning("%s/%s: cannot be put back to %s: %s", folder.path, name, final.name, error)
+
+
 def next_commit_number(root: Folder) -> int:
     """One more than the highest of the checkpoints there. A damaged manifest counts as far as it can be read."""
     highest = 0
@@ -98,6 +120,9 @@ def manifest_at(folder: Folder) -> Manifest:
     Raises: CheckpointNotFound where nothing there is of a checkpoint; CheckpointCorrupt.
     """
     names = folder.names()
+    if not names and isinstance(folder, LocalFolder):
+        put_back(folder.parent()[0])
+        names = folder.names()
     if MANIFEST in names:
         text = folder.read([MANIFEST]).get(MANIFEST, b"")
         manifest = Manifest.from_json(text, where=folder.path)
@@ -132,10 +157,19 @@ def manifest_at(folder: Folder) -> Manifest:
 
 def _manifests_in(root: Folder) -> Iterator[tuple[str, bytes]]:
     """Path of the checkpoint, and its manifest."""
-    for folder in (root, root.child("checkpoints")):
-        names = [name for name in folder.names() if name.startswith(PREFIX)]
-        for file, text in folder.read([f"{name}/{MANIFEST}" for name in names]).items():
-            yield folder.child(file.partition("/")[0]).path, text
+    put_back(root)
+    names = root.names()
+    yield from _manifests_of(root, names)
+    if "checkpoints" in names:
+        older = root.child("checkpoints")
+        put_back(older)
+        yield from _manifests_of(older, older.names())
+
+
+def _manifests_of(folder: Folder, names: list[str]) -> Iterator[tuple[str, bytes]]:
+    files = [f"{name}/{MANIFEST}" for name in names if name.startswith(PREFIX)]
+    for file, text in folder.read(files).items():
+        yield folder.child(file.partition("/")[0]).path, text
 
 
 def _step_of(path: str) -> int | None:

@@ -164,7 +164,7 @@ def _write(
             pytorch_version=torch.__version__,
             metadata=dict(metadata),
         )
-        return staging.commit(manifest.to_json())
+        return staging.commit(manifest)
     except BaseException:
         discard(staging)
         raise

@@ -114,7 +114,7 @@ class _Save:
             files = self._write(what, staging, pieces, topology, sharded)
             mine = [each for each, at in files if at == leader]
             manifest = self._manifest(topology, first, mine, number=max(numbers))
-            paths = together(self._ranks, what, lambda: staging.commit(manifest.to_json()) if is_leader else "")
+            paths = together(self._ranks, what, lambda: staging.commit(manifest) if is_leader else "")
         except Exception:
             if is_leader:
                 discard(staging)
