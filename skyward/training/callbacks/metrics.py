@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ..agree import Ranks
 from ..events import TrainerCallback
 
-__all__ = ["DefaultMetrics", "is_summary", "is_training_log"]
+__all__ = ["DefaultMetrics", "is_known", "is_summary", "is_training_log"]
 
 
 class DefaultMetrics(TrainerCallback):
@@ -106,6 +106,11 @@ def is_summary(logs: Mapping[str, Any]) -> bool:
     where it counts tokens (include_num_input_tokens_seen).
     """
     return "train_runtime" in logs and "loss" not in logs
+
+
+def is_known(name: str, value: Any) -> bool:
+    """Whether a metric says something. Trainers count 0 FLOPs where they do not know a model's."""
+    return name != "total_flos" or bool(value)
 
 
 def peak_memory_bytes() -> int | None:

@@ -13,7 +13,7 @@ from ...errors import MissingDependency, UsageError
 from ..events import TrainerCallback
 from .columns import FINAL_METRICS, STEP_COLUMNS, Column, FinalMetric, format_value, merged
 from .evaluations import ReportedOnce
-from .metrics import is_summary, is_training_log
+from .metrics import is_known, is_summary, is_training_log
 
 __all__ = ["ProgressCallback", "is_notebook", "stream_of"]
 
@@ -164,7 +164,7 @@ class ProgressCallback(TrainerCallback):
         lines = [
             f"  {(each.label or key) + ':':<{_LABEL_WIDTH}} {format_value(values[key], each.fmt)}{each.suffix}"
             for key, each in specs.items()
-            if values.get(key) is not None and key not in self._erased
+            if values.get(key) is not None and key not in self._erased and is_known(key, values[key])
         ]
         self._write("\n".join(("training has ended", *lines)))
 

@@ -13,7 +13,7 @@ from ..events import Stateful, TrainerCallback
 from .columns import format_value, merged
 from .evaluations import ReportedOnce
 from .info import details_of_run, facts_of_run, text_of
-from .metrics import is_summary
+from .metrics import is_known, is_summary
 from .summary import ResumableSummaryWriter
 
 __all__ = ["SCALARS", "Scalar", "TBLogger"]
@@ -95,7 +95,7 @@ class TBLogger(TrainerCallback):
 
     def on_log(self, state: Any, logs: Mapping[str, Any], **kwargs: Any) -> None:
         if is_summary(logs):
-            self._results = dict(logs)
+            self._results = {name: value for name, value in logs.items() if is_known(name, value)}
         self._add_scalars(state, self._reported.logged(state.global_step, logs))
 
     def on_evaluate(self, state: Any, metrics: Mapping[str, Any] | None = None, **kwargs: Any) -> None:

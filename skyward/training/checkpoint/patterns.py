@@ -35,6 +35,8 @@ class ValidationLevel(StrEnum):
     """How replicas are compared before one of them is written for all."""
 
     NONE = "none"
+    """Not at all, members of a group neither: for replicas that differ and of which any one will do, such as an
+    optimizer that a framework has wrapped in states of each rank's own."""
     QUICK = "quick"
     """Names, shapes, dtypes, and up to 1,024 elements spread over each tensor: may miss a difference elsewhere."""
     TENSOR = "tensor"
@@ -53,7 +55,8 @@ class StateComponent:
         the components, so it may be collective. None on a rank that has no such state and does not write it.
     process_group_name: of PER_GROUP: which of the coordinator's groups holds its replicas.
     required: whether a checkpoint without it cannot be loaded strictly.
-    validate_replication: of REPLICATED: compare the ranks at every save. Members of a group are compared always.
+    validate_replication: of REPLICATED: compare the ranks at every save. Members of a group are compared in any case.
+    validation_level: how. `ValidationLevel.NONE` compares nothing, whatever else is said.
     metadata: kept in the manifest: plain values. `{"format": "safetensors"}` writes a state of tensors only as
         `<key>.safetensors`, which other libraries read; a component of DTensors is written by
         torch.distributed.checkpoint on its own accord.

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..callbacks.jsonarray import read_records, salvage
-from ..callbacks.metrics import is_summary
+from ..callbacks.metrics import is_known, is_summary
 
 __all__ = ["Norms", "Points", "Run", "read_run"]
 
@@ -62,7 +62,7 @@ class Run:
         self._add_time(record, step)
         values = {str(name): value for name, value in record.items() if name not in NOT_METRICS}
         if is_summary(values):
-            self.summary.update(values)
+            self.summary.update((name, value) for name, value in values.items() if is_known(name, value))
         elif step == 0 and not _is_log(values):  # what JsonLogger was given for the run as a whole
             self.facts.update(values)
         else:

@@ -21,7 +21,7 @@ from ..checkpoint import Checkpoints, FileCheckpoints
 from ..checkpoint.rng import seed_everything
 from ..events import TrainerControl, TrainerState
 from . import loss
-from .collate import Collator, columns_of
+from .collate import Collator, Inputs, columns_of
 from .defaults import with_defaults
 from .determinism import make_deterministic
 from .evaluation import plain
@@ -86,7 +86,7 @@ class Assembly:
         assert model is not None
         self._take(model)
         self.data_collator = Collator(
-            data_collator, self._columns_to_keep() if self.args.remove_unused_columns else None
+            data_collator, self._columns_to_keep() if self.args.remove_unused_columns else None, self._inputs()
         )
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
@@ -150,6 +150,10 @@ class Assembly:
 
     def _columns_to_keep(self) -> frozenset[str] | None:
         return columns_of(self.model, self.args.label_names)
+
+    def _inputs(self) -> Inputs:
+        """What a batch must have something of."""
+        return Inputs.of(self.model, self.args.label_names, who=type(self).__name__)
 
     def _make_device(self) -> torch.device:
         device = device_of(self.args, self.ranks)

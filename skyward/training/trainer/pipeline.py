@@ -17,7 +17,7 @@ from ..checkpoint import SharingPattern, StateComponent
 from ..parts import ModelPart, WholeModel
 from . import loss
 from .batches import MicroBatch
-from .collate import columns_of
+from .collate import Inputs, columns_of
 from .copies import Copies
 from .evaluation import outputs_without_loss
 from .generation import Relay
@@ -140,9 +140,18 @@ class PipelineTrainer(Trainer):
         later = frozenset().union(*(columns_of_later(each) for each in stages[1:]))
         first = columns_of(stages[0], self.args.label_names)
         self._columns = None if first is None else first | later
+        self._first = Inputs.of(
+            stages[0],
+            self.args.label_names,
+            who=type(self).__name__,
+            called="the first stage" if len(stages) > 1 else "",
+        )
 
     def _columns_to_keep(self) -> frozenset[str] | None:
         return self._columns
+
+    def _inputs(self) -> Inputs:
+        return self._first
 
     def _wrap(self) -> None:
         self._copies.start_equal(self.model)
@@ -244,6 +253,8 @@ class PipelineTrainer(Trainer):
         return self._pipeline
 
     def _pieces(self, inputs: Any, batch_size: int) -> Pieces:
+        if isinstance(inputs, Mapping):  # every rank has the whole batch, so all of them raise
+            self._first.check(inputs)
         return pieces_of(inputs, count=self._microbatches, batch_size=batch_size, label_names=self.args.label_names)
 
     def pipeline_generate(

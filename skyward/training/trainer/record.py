@@ -29,6 +29,7 @@ class Record:
         self._flos = 0.0
         self._all_losses = 0.0
         self._all_steps = 0
+        self._has_drained = False
 
     def add(self, loss: torch.Tensor, *, tokens: int, flos: float) -> None:
         """One step of this rank. loss: ()"""
@@ -56,15 +57,19 @@ class Record:
         parts = self._ranks.exchange((total, skipped, self._tokens, self._flos, extra))
         means = [_mean(each[0], self._steps - each[1]) for each in parts]
         loss = sum(means) / len(means)
-        self._all_losses += (loss if math.isfinite(loss) else 0.0) * self._steps
-        self._all_steps += self._steps
+        if math.isfinite(loss):  # an interval without a loss is no interval with a loss of 0
+            self._all_losses += loss * self._steps
+            self._all_steps += self._steps
+        self._has_drained = self._has_drained or self._steps > 0
         self._sums = self._zero.clone()
         self._steps, self._tokens, self._flos = 0, 0, 0.0
         return loss, sum(each[2] for each in parts), sum(each[3] for each in parts), [each[4] for each in parts]
 
     def mean_of_run(self) -> float:
-        """The mean loss over all steps that were drained. 0 before the first."""
-        return self._all_losses / max(1, self._all_steps)
+        """The mean loss over the intervals that had a finite one. 0 before the first step, NaN where none had."""
+        if self._all_steps:
+            return self._all_losses / self._all_steps
+        return math.nan if self._has_drained else 0.0
 
     def gather(self) -> dict[str, Any]:
         """The state, of all ranks. Collective."""

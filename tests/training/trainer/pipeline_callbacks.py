@@ -190,7 +190,26 @@ def an_evaluation_beside_a_pipeline(ranks: Any, folder: Path) -> Any:
     return error_of(trainer_of(PipelineTrainer, folder, [beside], args={"max_steps": 2}).train)
 
 
+def a_sequential_and_columns(ranks: Any, folder: Path) -> Any:
+    """As a data set of rank 0's, and as a loader of the user's, whose batches nobody else has looked at."""
+    told = []
+    ways: list[Any] = [rows(8), torch.utils.data.DataLoader(rows(8), batch_size=4)]  # type: ignore[arg-type]
+    for data in ways:
+        args = TrainingArguments(folder, max_steps=1, use_cpu=True, save_strategy="no", disable_tqdm=True)
+        made = PipelineTrainer(
+            nn.Sequential(nn.Embedding(len(ALPHABET), 4), nn.Linear(4, len(ALPHABET))),
+            args,
+            train_dataset=data,
+            model_splitter=lambda model, stages: [nn.Sequential(each) for each in model.children()],
+            compute_loss_func=cross_entropy,
+            callbacks=[InfoCallback(output_stream=io.StringIO())],
+        )
+        told.append(error_of(made.train))
+    return told
+
+
 ON_TWO = [
+    a_sequential_and_columns,
     what_is_observed_of_a_pipeline,
     what_is_observed_goes_on,
     a_frozen_stage,

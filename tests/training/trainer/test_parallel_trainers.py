@@ -483,6 +483,14 @@ def test_a_stage_that_fails_while_text_is_made_leaves_no_rank_waiting(said: Said
         assert is_training
 
 
+def test_a_sequential_that_takes_no_column_is_told_which_there_are(said: Said) -> None:
+    expected = (
+        "columns=['tokens', 'labels']: the first stage (Sequential) takes ['input'], so none of them would reach it"
+    )
+    for told in said["a_sequential_and_columns"]:
+        assert [expected in each for each in told] == [True, True], told
+
+
 def test_an_evaluation_beside_training_is_refused_for_a_pipeline(said: Said) -> None:
     for error in said["an_evaluation_beside_a_pipeline"]:
         assert "AsyncEvaluation: trainer=PipelineTrainer: each rank has one stage of the model" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from pathlib import Path
 from typing import Any
@@ -371,6 +372,12 @@ def test_an_epoch_without_data_ends_the_run(tmp_path: Path) -> None:
     assert made.state.global_step == 0
 
 
+def test_columns_that_the_model_does_not_take_are_named_with_what_to_do(tmp_path: Path) -> None:
+    made = trainer(tmp_path, model=torch.nn.Sequential(torch.nn.Linear(1, 1)), max_steps=1)
+    with pytest.raises(UsageError, match=r"columns=\['x', 'labels'\]: Sequential takes \['input'\]"):
+        made.train()
+
+
 def test_losses_that_are_not_finite_are_left_out_unless_all_are(tmp_path: Path) -> None:
     class Spiky(Line):
         calls = 0
@@ -386,6 +393,21 @@ def test_losses_that_are_not_finite_are_left_out_unless_all_are(tmp_path: Path) 
     assert filtered[1] != filtered[1]
     shown = losses(run(tmp_path, model=Spiky(), logging_nan_inf_filter=False, **options))
     assert shown[0] != shown[0]
+
+
+@pytest.mark.parametrize(("finite", "expected"), [(2, 9.0), (0, math.nan)])
+def test_the_mean_loss_of_a_run_counts_no_interval_without_a_loss_as_0(
+    tmp_path: Path, finite: int, expected: float
+) -> None:
+    class Diverges(Line):
+        calls = 0
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            self.calls += 1
+            return (self.a * 0 + (9.0 if self.calls <= finite else math.nan),)
+
+    made = run(tmp_path, model=Diverges(), max_steps=6, logging_steps=2, learning_rate=0.0)
+    assert made.state.log_history[-1]["train_loss"] == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
