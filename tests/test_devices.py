@@ -26,6 +26,7 @@ shift 2
 exec "$@"
 """
 
+
 @pytest.mark.root
 def test_what_shares_gpus_is_told_and_nodes_of_one_machine_divide_them(tmp_path: Path) -> None:
     devices = tmp_path / "dev"

@@ -34,6 +34,7 @@ from .watchdog import processes_below
 __all__ = ["end", "reply_of", "start"]
 
 _START_LIMIT_S = 30.0
+_END_LIMIT_S = 1.0
 _LOG_NAME = "agent.log"
 _LOG_TAIL = 4000
 _SIOCGIFADDR = 0x8915
@@ -69,11 +70,10 @@ def start() -> int:
         start_new_session=True,
     )
     line = _first_line(process, pickle.dumps(config))
-    if not line:
+    if not line.startswith(os.sep):
+        sys.stderr.write(f"the agent {f'cannot start: {line}' if line else _end_of(process, log)}")
         _kill_all(process.pid)
         process.wait()
-        how = f"exited with code {process.returncode}" if process.returncode > 0 else "did not come up"
-        sys.stderr.write(f"the agent {how}; it wrote:\n{_tail(log)}")
         shutil.rmtree(config.folder, ignore_errors=True)
         return 1
     said = {"pid": process.pid, "started": _started(process.pid), "socket": line, "root": _package_root()}
@@ -98,6 +98,17 @@ def _first_line(process: subprocess.Popen[bytes], order: bytes) -> str:
     poll.register(process.stdout, select.POLLIN)
     line = process.stdout.readline() if poll.poll(_START_LIMIT_S * 1000) else b""
     return line.decode().strip()
+
+
+def _end_of(process: subprocess.Popen[bytes], log: int) -> str:
+    """How one ended, or did not, that never said that it listens."""
+    code = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = process.wait(_END_LIMIT_S)
+    how = f"said nothing for {_START_LIMIT_S:.0f} s"
+    if code is not None:
+        how = f"exited with code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+    return f"{how} while it started; it wrote:\n{_tail(log)}"
 
 
 def _tail(log: int) -> str:

@@ -52,7 +52,7 @@ class Lease:
         return bool(time.monotonic() - renewed > self.lease_s)
 
 
-def guard(run_agent: Callable[[], None], lease: Lease, folder: str) -> int:
+def guard(run_agent: Callable[[], int], lease: Lease, folder: str) -> int:
     """Become the standby: fork the watchdog, which forks the agent. Clean up when they end.
 
     Returns the exit code for this process.
@@ -71,7 +71,7 @@ def guard(run_agent: Callable[[], None], lease: Lease, folder: str) -> int:
     return code
 
 
-def _run_watchdog(run_agent: Callable[[], None], lease: Lease, standby: int) -> int:
+def _run_watchdog(run_agent: Callable[[], int], lease: Lease, standby: int) -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGCHLD])
     agent = _fork(lambda: _run_agent(run_agent), dies_by=signal.SIGKILL)
@@ -80,10 +80,9 @@ def _run_watchdog(run_agent: Callable[[], None], lease: Lease, standby: int) -> 
     return code
 
 
-def _run_agent(run_agent: Callable[[], None]) -> int:
+def _run_agent(run_agent: Callable[[], int]) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # what the client blocks would be blocked in slots too
-    run_agent()
-    return 0
+    return run_agent()
 
 
 def _fork(run: Callable[[], int], *, dies_by: signal.Signals) -> int:

@@ -154,13 +154,16 @@ class Local:
 
 
 def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
-    # No site: an agent needs nothing of the user's, and starts in a third of the time.
-    process = subprocess.Popen(
-        [config.python, "-S", "-E", "-s", "-c", _BOOT, *config.path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    try:
+        # No site: an agent needs nothing of the user's, and starts in a third of the time.
+        process = subprocess.Popen(
+            [config.python, "-S", "-E", "-s", "-c", _BOOT, *config.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:  # no process, memory or descriptor is left
+        raise _failure(config, f"cannot be started: {error.strerror}") from error
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died; `_ready` says how
         process.stdin.write(pickle.dumps(config))
@@ -173,12 +176,11 @@ def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float)
     poll = select.poll()  # select() fails where there are more than 1024 descriptors
     poll.register(process.stdout, select.POLLIN)
     readable = poll.poll(_START_LIMIT_S * 1000)
-    line = process.stdout.readline() if readable else b""
+    line = process.stdout.readline().decode().strip() if readable else ""
     process.stdout.close()
-    if not line:
-        code = process.poll()
-        why = f"exited with code {code}" if code is not None else f"said nothing for {_START_LIMIT_S:.0f} s"
-        raise ProviderError(f"local: the agent of node {config.node} {why}; what it printed is above")
+    if not line.startswith(os.sep):
+        silent = f"said nothing for {_START_LIMIT_S:.0f} s"
+        raise _failure(config, (f"cannot start: {line}" if line else _end_of(process)) if readable else silent)
     return Machine(
         node=config.node,
         socket_path=os.path.join(config.folder, SOCKET_NAME),
@@ -190,6 +192,22 @@ def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float)
         interface=config.interface,
         handle=process,
     )
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    """How one ended that closed its output."""
+    try:
+        code = process.wait(_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return "closed its output and did not start"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name} while it started"
+    return f"exited with code {code} while it started; what it printed is above"
+
+
+def _failure(config: NodeConfig, what: str) -> ProviderError:
+    """Retryable: whatever it died of may have passed, as memory that was short."""
+    return ProviderError(f"local: the agent of node {config.node} {what}", retryable=True)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

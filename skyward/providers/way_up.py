@@ -288,7 +288,8 @@ class WayUp:
             timeout_s=_AGENT_LIMIT_S,
         )
         if done.code:
-            raise ProviderError(f"{self._place.target}: node {self.node}: {done.error_text}")
+            # Whatever it died of may have passed, as memory that was short.
+            raise ProviderError(f"{self._place.target}: node {self.node}: {done.error_text}", retryable=True)
         return reply_of(done.text)
 
     def _config(self, ready: Ready) -> NodeConfig:
