@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -161,7 +162,8 @@ class LogFiles:
         """Idempotent."""
         with self._lock:
             while self._files:
-                self._files.popitem()[1].close()
+                with contextlib.suppress(OSError):  # the disk is full: the write that failed was reported
+                    self._files.popitem()[1].close()
 
     def __repr__(self) -> str:
         return f"LogFiles({self._given!r}, echo={self.echoes})"

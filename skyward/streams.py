@@ -67,7 +67,10 @@ class InputFeed:
         """What the iterator raised."""
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name=f"skyward-feed-{self._task}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name=f"skyward-feed-{self._task}", daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            self._fail(error)
 
     def grant(self) -> None:
         self._credit.release()
@@ -83,13 +86,16 @@ class InputFeed:
                 if self._is_stopped:
                     return
                 self._engine.streams.send_item(self._task, self._lane, encode(item, self._put))
-        except BaseException as error:  # the user's iterator, or an item that cannot be pickled
-            self.error = error
-            if self._future is not None:
-                self._future.settle_error(error)
-            self._engine.streams.end_input(self._task, Kind.IN_ERROR, self._lane)
+        except BaseException as error:  # the user's iterator, or an item that cannot be pickled or sent
+            self._fail(error)
             return
         self._engine.streams.end_input(self._task, Kind.IN_END, self._lane)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
+        if self._future is not None:
+            self._future.settle_error(error)
+        self._engine.streams.end_input(self._task, Kind.IN_ERROR, self._lane)
 
 
 @dataclass(eq=False, kw_only=True)

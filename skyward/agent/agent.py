@@ -265,6 +265,8 @@ class Agent:
         if slot is None:
             self._failed_ranks.pop(frame.ident, None)
             self._send(Kind.RECALLED, frame.ident)
+            if frame.ident in self._placing.ranks:  # its task could not be sent
+                self._kill(self._placing.ranks[frame.ident])
             return
         slot.cancelled.add(frame.ident)
         self._interrupt(slot, frame.ident)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..limits import file_limit, memory_bytes
+
 __all__ = ["Devices", "devices_of_machine", "node_facts"]
 
 _NO_DEVICE = "-1"
@@ -49,6 +51,8 @@ def node_facts(env: Mapping[str, str]) -> dict[str, Any]:
         "accelerator": devices.kind,
         "accelerators": len(devices.names),
         "devices": [f"{boot}/{device}" for device in devices.ids],
+        "files": file_limit(),
+        "memory_bytes": memory_bytes(),
     }
 
 

@@ -19,6 +19,7 @@ import socket
 import sys
 
 from ..errors import ProviderError, SkywardError
+from ..limits import raise_file_limit
 from ..ownership import make_private_folder
 from ..wire.tasks import NodeConfig
 from .agent import Agent
@@ -92,8 +93,7 @@ def _raise_file_limit(slots: int) -> None:
             f"RLIMIT_NOFILE={hard}: a node of {slots} slots needs {least} open files at least; "
             "raise the hard limit (`ulimit -Hn`)"
         )
-    with contextlib.suppress(ValueError, OSError):  # macOS names a limit that it does not grant
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_file_limit()
 
 
 def _listen(path: str) -> socket.socket:

@@ -35,11 +35,11 @@ class Arrivals:
         if kind == Kind.RESULT:
             received = link.received(frame)  # also for a task nobody waits for: its blobs must not pile up
             if task is not None:
-                self._sending.finish(task, link.node, received.elapsed_ns)
-                if not task.is_cancelled:
+                if not task.is_cancelled:  # noted before anything is sent: a value that is here is never lost
                     after.append(lambda: task.on_result(received))
                 elif isinstance(task, RankTask):
                     after.append(lambda: task.ended(task))
+                self._sending.finish(task, link.node, received.elapsed_ns)
         elif kind == Kind.LOG:
             engine.logs.add(link.node, task, frame.lane, frame.body)
         elif kind == Kind.PORT:
@@ -92,9 +92,9 @@ class Arrivals:
                 self._sending.release(task, node)
                 self._sending.perform(scheduler.again(task.id))
                 return
-        self._sending.finish(task, node)
         if not task.is_cancelled or isinstance(task, RankTask):
             self._books.after.append(lambda: task.on_error(failed))
+        self._sending.finish(task, node)
 
     def _on_lost(self, node: int, task: Task, frame: Frame) -> None:
         said = json.loads(frame.body)

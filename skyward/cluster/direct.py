@@ -19,6 +19,7 @@ from .. import interrupts
 from ..errors import InternalError, PoolClosed, SkywardError
 from ..events import Emit, ignore
 from ..futures import refuse_to_wait
+from ..limits import raise_file_limit
 from ..logs import Lines
 from ..machine import Machine, Machines
 from ..schedule.scheduler import Scheduler
@@ -82,6 +83,7 @@ class DirectEngine:
     # Life -----------------------------------------------------------------------------------------------------------
 
     def start(self, machines: list[Machine], source: Machines) -> None:
+        raise_file_limit()
         self.nodes.open(machines, source)
         with self.books.lock:
             self.books.is_open = True

@@ -168,6 +168,8 @@ class Leading:
         """The node has a direct line, or another one than before."""
         link = self._books.links[node]
         self.drop_line(link)
+        if frame.fd < 0:  # it could not be received: this process may open no more files
+            return
         link.line = Line(node, Channel(socket.socket(fileno=frame.fd)), frame.ident)
 
     def line_gone(self, line: Readable) -> None:

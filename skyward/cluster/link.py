@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import interrupts
-from ..wire.blobs import Blob, default_limit
+from ..wire.blobs import Blob, default_limit, has_room_for_files
 from ..wire.channel import BLOBS, Channel, ChannelClosed
 from ..wire.frames import Frame, Kind, pack
 from ..wire.layout import parse
@@ -32,7 +32,8 @@ AnyChannel = Channel | StreamChannel
 
 _BLOB_BODY_TAIL = bytes(8)
 _LOADED_SIZE = 4 << 20
-"""Bytes. Smaller results are copied out of their file: a thousand arrays must not be a thousand open descriptors."""
+"""Bytes. Smaller results are copied out of their file: a thousand arrays must not be a thousand open descriptors. So
+are larger ones, where many descriptors are open."""
 LEAD_S = 0.02
 """Seconds that a caller reads its node's channel itself. For longer calls a change of thread is nothing."""
 _LINE_WAIT = struct.pack("@ll", 0, int(LEAD_S * 1e6))  # a timeval
@@ -44,7 +45,11 @@ _LINE_LIMIT = 64 * 1024
 _FUNCTION_COUNT = 256
 """Functions that a node remembers; those that open tasks use come on top."""
 _BLOB_COUNT = 512
-"""Blobs that stay on a node beyond their calls: each is a descriptor there."""
+"""Blobs that stay on a node beyond their calls, at most: each is a descriptor there."""
+_FILES_PER_BLOB = 8
+"""Of the files that a node's agent may open: it needs more of them for slots, output and what is on its way."""
+_FEW_FILES = 1024
+"""An agent of the version before does not say how many it may open."""
 
 
 @dataclass
@@ -187,7 +192,9 @@ class NodeLink(Readable):
         self._functions: OrderedDict[bytes, _Function] = OrderedDict()
         self._blobs: OrderedDict[bytes, list[int]] = OrderedDict()  # digest -> [size, calls that need it]
         self._blob_bytes = 0
-        self._blob_limit = blob_limit or 2 * default_limit()
+        # In the node's memory and as much again in its folder; see `agent.blobs`.
+        self._blob_limit = blob_limit or int(facts.get("memory_bytes", 0)) // 2 or 2 * default_limit()
+        self._blob_count = min(_BLOB_COUNT, int(facts.get("files", _FEW_FILES)) // _FILES_PER_BLOB)
         self._arrived: dict[bytes, Blob] = {}
         self._of_calls: dict[int, dict[bytes, Blob]] = {}
         """Blobs of calls that tasks make, by the number of the call, until that comes."""
@@ -211,18 +218,29 @@ class NodeLink(Readable):
             self.channel.queue(Kind.HOLD, self.on_line, self._its_line.to_bytes(8, "little"))
 
     def send_task(self, task: Task) -> None:
-        """The task and what it stands on that is not there yet."""
+        """The task and what it stands on that is not there yet. Raises OSError: it was not sent, for want of room."""
         self.hold()
         self._send_function(task.function)
-        for blob in task.payload.blobs:
-            self.hold_blob(blob)
+        try:
+            self._hold_blobs(task.payload.blobs)
+        except OSError:
+            self._functions[task.function.digest].users -= 1
+            raise
         self.channel.queue(Kind.TASK, task.id, pack_task(task.head, task.payload.body))
+
+    def _hold_blobs(self, blobs: tuple[Blob, ...]) -> None:
+        """All of them, or, where that raises OSError, none."""
+        for count, blob in enumerate(blobs):
+            try:
+                self.hold_blob(blob)
+            except OSError:
+                self.release_blobs(blobs[:count])
+                raise
 
     def _send_function(self, function: WireFunction) -> None:
         known = self._functions.get(function.digest)
         if known is None:
-            for blob in function.payload.blobs:  # held as long as it is known: slots that start later need them too
-                self.hold_blob(blob)
+            self._hold_blobs(function.payload.blobs)  # as long as it is known: slots that start later need them too
             self.channel.queue(Kind.FUNCTION, body=function.digest + function.payload.body)
             known = self._functions[function.digest] = _Function(function.payload.blobs)
         known.users += 1
@@ -253,9 +271,8 @@ class NodeLink(Readable):
                 return
 
     def send_stream_item(self, ident: int, lane: int, item: Encoded) -> None:
-        """Behind its blobs and in its turn: all frames of an input stream have the priority of blobs."""
-        for blob in item.blobs:
-            self.hold_blob(blob)
+        """Send an item behind its blobs, in its turn: all of a stream has the priority of blobs. Raises OSError."""
+        self._hold_blobs(item.blobs)
         self.channel.queue(Kind.IN_ITEM, ident, item.body, lane=lane, priority=BLOBS)
         self.release_blobs(item.blobs)  # the agent has passed them on before it can be told to drop them
 
@@ -264,14 +281,14 @@ class NodeLink(Readable):
         self.channel.queue(kind, ident, lane=lane, priority=BLOBS)
 
     def hold_blob(self, blob: Blob) -> None:
-        """Send the blob unless it is there, and keep it there until it is released."""
+        """Send the blob unless it is there, and keep it there until it is released. Raises OSError."""
         entry = self._blobs.get(blob.digest)
         if entry is not None:
             entry[1] += 1
             self._blobs.move_to_end(blob.digest)
             return
         body = blob.digest + blob.size.to_bytes(8, "little") + _BLOB_BODY_TAIL
-        self.channel.queue(Kind.BLOB, 0, body, fd=blob.fd, priority=BLOBS)  # fails where descriptors have run out
+        self.channel.queue(Kind.BLOB, 0, body, blob=blob, priority=BLOBS)
         self._blobs[blob.digest] = [blob.size, 1]
         self._blob_bytes += blob.size
         self._drop_oldest()
@@ -295,7 +312,7 @@ class NodeLink(Readable):
                 self.channel.queue(Kind.DROP_BLOB, body=digest, priority=BLOBS)
 
     def _is_within_limits(self) -> bool:
-        return self._blob_bytes <= self._blob_limit and len(self._blobs) <= _BLOB_COUNT
+        return self._blob_bytes <= self._blob_limit and len(self._blobs) <= self._blob_count
 
     # Its end --------------------------------------------------------------------------------------------------------
 
@@ -336,6 +353,6 @@ class NodeLink(Readable):
         parsed = parse(frame.body)
         blobs = tuple(self._arrived.pop(digest) for digest, _ in parsed.references)
         for blob in blobs:
-            if blob.size < _LOADED_SIZE:
+            if blob.fd >= 0 and (blob.size < _LOADED_SIZE or not has_room_for_files()):
                 blob.load()
         return Received(parsed, blobs)

@@ -30,7 +30,7 @@ from ..wire.nested import NestedCall, Outcome, message_of, packed, payload_in
 from ..wire.payloads import Encoded
 from ..wire.tasks import CALL_KINDS, Mode, TaskHead
 from .gang import Gang, RankTask
-from .tasks import Received, Task, TaskFailure, WireFunction
+from .tasks import Received, Task, TaskFailure, WireFunction, cannot_send
 
 if TYPE_CHECKING:
     from .direct import DirectEngine
@@ -167,9 +167,12 @@ class NestedCalls:
         link = self._books.links.get(call.node)
         if link is None:
             return
-        for blob in message.blobs:
-            body = blob.digest + blob.size.to_bytes(8, "little") + bytes(8)
-            link.channel.queue(Kind.BLOB, call.number, body, fd=blob.fd, priority=BLOBS)
+        try:
+            for blob in message.blobs:
+                body = blob.digest + blob.size.to_bytes(8, "little") + bytes(8)
+                link.channel.queue(Kind.BLOB, call.number, body, blob=blob, priority=BLOBS)
+        except OSError as error:  # this call gets no value; the others go on
+            message = _message("error", cannot_send("its value", error))
         link.channel.queue(Kind.OUTCOME, call.number, message.body, priority=BLOBS if message.blobs else CONTROL)
         self._books.dirty.add(link)
 

@@ -5,13 +5,14 @@ A part of `DirectEngine` in a file of its own: everything here is called while i
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ..errors import TaskTimeout
 from ..schedule.actions import Action, FailTask, Recall, Refuse, Send, StartGang
 from ..wire.frames import Kind
 from .gang import RankTask
-from .tasks import PulledTask, Task, loss_error
+from .tasks import PulledTask, Task, cannot_send, loss_error
 
 if TYPE_CHECKING:
     from .direct import DirectEngine
@@ -44,9 +45,11 @@ class Sending:
 
     def perform(self, actions: list[Action]) -> None:
         books = self._books
-        for action in actions:
+        todo = deque(actions)
+        while todo:
+            action = todo.popleft()
             if isinstance(action, Send):
-                self.send(books.tasks[action.task], action.node)
+                todo += self.send(books.tasks[action.task], action.node)
             elif isinstance(action, Recall):
                 books.tell(action.node, Kind.RECALL, action.task)
             elif isinstance(action, StartGang):
@@ -58,24 +61,37 @@ class Sending:
             else:
                 self._engine.gangs.fail(action)
 
-    def send(self, task: Task, node: int) -> None:
-        """By the node's direct line if it is alone, else to its agent."""
+    def send(self, task: Task, node: int) -> list[Action]:
+        """Send it by the node's direct line if it is alone, else to its agent. What is to be done if it could not."""
         engine, books = self._engine, self._books
         link = books.links[node]
         if not (task is engine.leading.alone and engine.leading.send_on_line(link, task)):
             if isinstance(task, PulledTask):  # another task came first; this one's caller sends it as blobs
                 self.forget(task, ok=None)
                 books.after.append(task.send_again)
-                self.perform(books.scheduler.finished(task.id))
-                return
-            link.send_task(task)
+                return books.scheduler.finished(task.id)
             books.dirty.add(link)
+            try:
+                link.send_task(task)
+            except OSError as error:
+                return self._not_sent(task, node, error)
         task.attempt += 1
         if task.timeout_s is not None:
             books.at(task.timeout_s, self._time_out, task.id, task.attempt)
         if engine.teller.is_heard:
             engine.teller.sent(task, node)
         task.on_sent()
+        return []
+
+    def _not_sent(self, task: Task, node: int, error: OSError) -> list[Action]:
+        """No descriptor or no memory is left for it: this call fails, and the others go on."""
+        failure = cannot_send(repr(task.name), error)
+        self.forget(task)
+        self._books.after.append(lambda: task.on_failed(failure))
+        if isinstance(task, RankTask):
+            self._books.tell(node, Kind.CANCEL, task.id)  # its process waits for it
+            return []
+        return self._books.scheduler.finished(task.id)
 
     def _time_out(self, task_id: int, attempt: int) -> None:
         task = self._books.tasks.get(task_id)

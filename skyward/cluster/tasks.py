@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..calls import CallOptions
-from ..errors import NodeError, NodeLost, Preempted, SlotLost
+from ..errors import NodeError, NodeLost, Preempted, SlotLost, UsageError
 from ..futures import Future, Undecoded, refuse_to_wait
+from ..limits import file_limit, memory_bytes
 from ..wire.blobs import Blob
 from ..wire.failures import Failure, decode_failure
 from ..wire.layout import Parsed
@@ -30,6 +31,7 @@ __all__ = [
     "Task",
     "TaskFailure",
     "WireFunction",
+    "cannot_send",
     "loss_error",
 ]
 
@@ -346,6 +348,14 @@ class StreamTask(Task):
         stream = self.stream()
         if stream is not None:
             stream.finish(self.after_output(fail))
+
+
+def cannot_send(what: str, error: OSError) -> UsageError:
+    """The error of a call that this machine has no room to send."""
+    return UsageError(
+        f"{what} cannot be sent: {error.strerror or error}; this process may open {file_limit()} files (ulimit -n) and "
+        f"use {memory_bytes() / 2**30:.1f} GiB of memory: free some, or raise the limit"
+    )
 
 
 def loss_error(loss: Loss, name: str, tail: Iterable[str] = (), *, again: str = "retries=1") -> NodeError:

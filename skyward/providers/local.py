@@ -21,6 +21,7 @@ from ..agent.watchdog import processes_below
 from ..errors import NoCapacity, ProviderError
 from ..events import Emit
 from ..image import LOCAL_FIELDS
+from ..limits import memory_bytes
 from ..machine import Machine, Offer, PoolSpec
 from ..ownership import runtime_folder
 from ..signatures import checked_options
@@ -75,7 +76,7 @@ class Local:
 
     def offers(self, spec: PoolSpec) -> list[Offer]:
         cores = os.cpu_count() or 1
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+        memory = memory_bytes() / 2**30
         if spec.vcpus is not None and spec.vcpus > cores:
             raise NoCapacity(f"local: vcpus={spec.vcpus}, but this machine has {cores} cores")
         if spec.memory_gib is not None and spec.memory_gib > memory:

@@ -116,7 +116,7 @@ class Caller:
         if self._is_closed:  # in this very moment
             self._give_up()
         # Of its own: they are closed when they were sent, and the same may go to several nodes.
-        blobs = tuple(Blob(blob.digest, blob.size, os.dup(blob.fd)) for blob in message.blobs)
+        blobs = tuple(Blob(blob.digest, blob.size, os.dup(blob.open())) for blob in message.blobs)
         self._outbox.put((Kind.CALL, number, Encoded(message.body, blobs)))
         future.set_running()
         return future

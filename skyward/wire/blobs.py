@@ -3,22 +3,30 @@
 A blob is an unlinked file in memory (memfd) or, where there is none or memory is short, in a scratch folder. It is
 written once and then only mapped MAP_PRIVATE: whoever maps it may write, and nobody else sees it. On one machine the
 file descriptor itself is passed, so a blob exists once however many processes use it.
+
+Descriptors are scarce: many processes may open no more than 1,024 files. So blobs take at most half of them. Beyond
+that the bytes of a blob stay in the memory of the process, without a file, until they are sent.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import tempfile
 import threading
-from collections import OrderedDict
+import weakref
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
 
+from .. import interrupts
 from ..errors import InternalError
+from ..limits import file_limit, memory_bytes
 
 __all__ = ["DIGEST_SIZE", "Blob", "BlobStore", "BlobWriter", "blob_digest", "content_digest", "default_limit", "spill"]
 
@@ -26,7 +34,8 @@ DIGEST_SIZE = 16
 _PIECE = 1 << 20
 """Bytes copied at a time: a piece is hashed and written while it is still in the cache."""
 _STORED = 128
-"""Snapshots that the client keeps at most: each is an open descriptor in the user's process."""
+"""Snapshots that the client keeps at most beyond their calls: each is an open descriptor in the user's process. Fewer
+where it may open few."""
 _SPARE_LEAST, _SPARE_MOST = 4 << 20, 512 << 20
 _SPARE_S = 5.0
 _SEALS = getattr(fcntl, "F_SEAL_WRITE", 0) | getattr(fcntl, "F_SEAL_GROW", 0) | getattr(fcntl, "F_SEAL_SHRINK", 0)
@@ -45,15 +54,30 @@ def blob_digest(data: memoryview) -> bytes:
     return hasher.digest()
 
 
+_files: set[int] = set()
+"""Descriptors of this process's blobs. A set, for it is changed by finalizers too, at any moment."""
+
+
+def has_room_for_files() -> bool:
+    """Whether this process may open another file for a blob."""
+    return len(_files) < file_limit() // 2
+
+
 @dataclass(eq=False)
 class Blob:
-    """Immutable bytes that this process can map. Closed when it is garbage or by `close`."""
+    """Immutable bytes that this process can map. Closed when it is garbage or by `close`.
+
+    `fd`: of its file; -1: it has none, because its bytes are in memory (`is_loaded`), or because it did not arrive.
+    """
 
     digest: bytes
     size: int
     fd: int
-    _closed: bool = field(default=False, repr=False)
     _loaded: bytearray | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.fd >= 0:
+            _files.add(self.fd)
 
     @property
     def is_loaded(self) -> bool:
@@ -64,24 +88,55 @@ class Blob:
         loaded = bytearray(self.size)
         view, at = memoryview(loaded), 0
         while at < self.size:
-            at += os.preadv(self.fd, [view[at:]], at)
+            at += os.preadv(self._file(), [view[at:]], at)
         self._loaded = loaded
         self.close()
 
     def map(self) -> mmap.mmap | bytearray:
         """A fresh private mapping, readable and writable; pages are shared until they are written.
 
-        After `load`, the memory that it was loaded to, which is given away.
+        After `load`, the memory that it was loaded to, which is given away. Raises OSError.
         """
         if self._loaded is not None:
             loaded, self._loaded = self._loaded, None
             return loaded
-        return mmap.mmap(self.fd, self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return mmap.mmap(self._file(), self.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def open(self) -> int:
+        """The descriptor of its file, which stays this object's; bytes that are in memory are moved to a new one.
+
+        Raises OSError: there is no descriptor or no room for it.
+        """
+        if self._loaded is not None:
+            fd = _new_file("blob")
+            try:
+                _write_all(fd, memoryview(self._loaded))
+                _seal(fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            self.fd, self._loaded = fd, None
+            _files.add(fd)
+        return self._file()
+
+    def in_memory(self) -> memoryview | None:
+        """Its bytes, where they have no file."""
+        return None if self._loaded is None else memoryview(self._loaded)
+
+    def _file(self) -> int:
+        if self.fd < 0:
+            raise OSError(
+                errno.EMFILE,
+                f"a value of {self.size} bytes did not arrive; this process may open {file_limit()} files: "
+                "close some, or raise the limit (ulimit -n)",
+            )
+        return self.fd
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            os.close(self.fd)
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            _files.discard(fd)
+            os.close(fd)
 
     def __del__(self) -> None:
         self.close()
@@ -89,32 +144,43 @@ class Blob:
     @classmethod
     def unnamed(cls, data: memoryview, digest: bytes) -> Blob:
         """A copy of `data` under a name that the caller made up: for results, which nobody sends twice."""
-        fd = _new_file("result")
-        _write_all(fd, data)
-        _seal(fd)
-        return cls(digest, data.nbytes, fd)
+        blob = cls(digest, data.nbytes, _new_file("result"))
+        _write_all(blob.fd, data)
+        _seal(blob.fd)
+        return blob
 
     @classmethod
     def snapshot(cls, data: memoryview) -> Blob:
         """A copy of `data`, named by what was copied, even if another thread writes to `data` meanwhile.
 
-        Each piece is hashed before and after it was written: while it is in the cache the second time costs little.
+        Where there is no descriptor or no room for a file, the copy stays in memory until it is sent.
+        """
+        if has_room_for_files():
+            with contextlib.suppress(OSError):
+                return cls._filed(data)
+        loaded = bytearray(data)
+        return cls(blob_digest(memoryview(loaded)), data.nbytes, -1, loaded)
+
+    @classmethod
+    def _filed(cls, data: memoryview) -> Blob:
+        """Each piece is hashed before and after it was written: while it is in the cache the second time costs little.
         A piece that changed in between goes through a buffer of our own.
         """
-        fd = spares.take(data.nbytes)
+        blob = cls(b"", data.nbytes, spares.take(data.nbytes))
         hasher = xxhash.xxh3_128()
         for start in range(0, data.nbytes, _PIECE):
             piece = data[start : start + _PIECE]
             before = content_digest(piece)
-            os.pwrite(fd, piece, start)
+            _write_all(blob.fd, piece, start)
             if content_digest(piece) != before:
                 piece = memoryview(bytes(piece))
-                os.pwrite(fd, piece, start)
+                _write_all(blob.fd, piece, start)
                 before = content_digest(piece)
             hasher.update(before)
-        _seal(fd)
+        _seal(blob.fd)
         spares.prepare(data.nbytes)
-        return cls(hasher.digest(), data.nbytes, fd)
+        blob.digest = hasher.digest()
+        return blob
 
 
 class BlobWriter:
@@ -201,28 +267,41 @@ class _Spares:
 
     def prepare(self, size: int) -> None:
         """Begin to make a spare of this size."""
-        if not _SPARE_LEAST <= size <= _SPARE_MOST or not hasattr(os, "memfd_create"):
+        if not _SPARE_LEAST <= size <= min(_SPARE_MOST, default_limit()) or not hasattr(os, "memfd_create"):
             return
         with self._lock:
             if self._is_busy or (self._fd >= 0 and self._size >= size):
                 return
             self._is_busy = True
-        threading.Thread(target=self._make, args=(size,), name="skyward-spare", daemon=True).start()
+        try:
+            threading.Thread(target=self._make, args=(size,), name="skyward-spare", daemon=True).start()
+        except RuntimeError:  # no more threads: no spare, then
+            self._is_busy = False
 
     def _make(self, size: int) -> None:
-        fd = _new_file("blob")
+        fd = -1
         try:
+            fd = _new_file("blob")
             os.posix_fallocate(fd, 0, size)
-        except OSError:  # memory is short: no spare, then
-            os.close(fd)
+        except OSError:  # descriptors or memory are short: no spare, then
+            if fd >= 0:
+                os.close(fd)
             fd = -1
         with self._lock:
             self._is_busy = False
             self._drop()
             self._fd, self._size = fd, size
-            self._timer = threading.Timer(_SPARE_S, self._expire, (fd,))
-            self._timer.daemon = True
+            if fd >= 0:
+                self._drop_later(fd)
+
+    def _drop_later(self, fd: int) -> None:
+        self._timer = threading.Timer(_SPARE_S, self._expire, (fd,))
+        self._timer.daemon = True
+        try:
             self._timer.start()
+        except RuntimeError:  # no more threads
+            self._timer = None
+            self._drop()
 
     def _expire(self, fd: int) -> None:
         with self._lock:
@@ -248,9 +327,10 @@ spares = _Spares()
 os.register_at_fork(after_in_child=spares.forget_in_child)
 
 
-def _write_all(fd: int, data: memoryview) -> None:
+def _write_all(fd: int, data: memoryview, at: int = 0) -> None:
     while data.nbytes:
-        data = data[os.write(fd, data) :]
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
 
 
 def _seal(fd: int) -> None:
@@ -259,8 +339,8 @@ def _seal(fd: int) -> None:
 
 
 def default_limit() -> int:
-    """Bytes of blobs that may lie in memory: a quarter of the machine's."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    """Bytes of blobs that may lie in memory: a quarter of what this process may use."""
+    return memory_bytes() // 4
 
 
 def spill(blob: Blob, folder: str) -> Blob:
@@ -275,53 +355,80 @@ def spill(blob: Blob, folder: str) -> Blob:
 
 
 class BlobStore:
-    """The client's snapshots, newest last, at most `limit_bytes` of them kept beyond their calls. Thread-safe.
+    """The client's snapshots, for the calls that need them and for those that send the same bytes again. Thread-safe.
 
-    A buffer whose content is here already is not copied again; one that was dropped is simply copied anew.
+    Those that no call needs are kept as long as all together stay within `limit_bytes`; the oldest go first. A buffer
+    whose content is here already is not copied again; one that was dropped is simply copied anew.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self._limit = default_limit() if limit_bytes is None else limit_bytes
-        self._blobs: OrderedDict[bytes, Blob] = OrderedDict()
-        self._sizes: dict[int, int] = {}
+        self._most = min(_STORED, file_limit() // 8)
+        self._kept: OrderedDict[bytes, Blob] = OrderedDict()
+        """Those that stay when their calls have ended, the last used last."""
+        self._alive: dict[bytes, weakref.ref[Blob]] = {}
+        """Beside those, the ones that calls need."""
+        self._sizes: Counter[int] = Counter()
         self._bytes = 0
-        self._lock = threading.Lock()
+        """Of those that are alive."""
+        self._lock = threading.RLock()  # a finalizer may come in anywhere
 
     def put(self, data: memoryview) -> Blob:
         """The blob with this content: the one that is here, or a new snapshot."""
         flat = data if data.ndim == 1 and data.format == "B" else data.cast("B")
-        with self._lock:
-            may_be_here = flat.nbytes in self._sizes
-        if may_be_here:  # hashing is a third of a copy's time, and wasted on a size never seen
-            digest = blob_digest(flat)
+        if self._sizes.get(flat.nbytes):  # hashing is a third of a copy's time, and wasted on a size never seen
+            known = self._find(blob_digest(flat))
+            if known is not None:
+                return known
+        made = Blob.snapshot(flat)
+        interrupts.hold()
+        try:
             with self._lock:
-                blob = self._blobs.get(digest)
-                if blob is not None:
-                    self._blobs.move_to_end(digest)
-                    return blob
-        blob = Blob.snapshot(flat)
-        with self._lock:
-            return self._keep(blob)
+                return self._find(made.digest) or self._add(made)
+        finally:
+            interrupts.let_go()
 
-    def _keep(self, blob: Blob) -> Blob:
-        if blob.digest in self._blobs:
-            return self._blobs[blob.digest]
-        self._blobs[blob.digest] = blob
-        self._sizes[blob.size] = self._sizes.get(blob.size, 0) + 1
-        self._bytes += blob.size
-        while (self._bytes > self._limit or len(self._blobs) > _STORED) and len(self._blobs) > 1:
-            self._forget(self._blobs.popitem(last=False)[1])
+    def _find(self, digest: bytes) -> Blob | None:
+        with self._lock:
+            known = self._alive.get(digest)
+            blob = None if known is None else known()
+            if blob is not None:
+                self._keep(blob)
+            return blob
+
+    def _add(self, blob: Blob) -> Blob:
+        digest, size, this = blob.digest, blob.size, weakref.ref(self)
+
+        def forget(_: weakref.ref[Blob]) -> None:
+            store = this()
+            if store is not None:
+                store._forget(digest, size)
+
+        self._sizes[size] += 1
+        self._bytes += size
+        self._alive[digest] = weakref.ref(blob, forget)
+        self._keep(blob)
         return blob
 
-    def _forget(self, blob: Blob) -> None:
-        # Not closed: a call that still needs it holds it, and closes it when it is done.
-        self._bytes -= blob.size
-        self._sizes[blob.size] -= 1
-        if not self._sizes[blob.size]:
-            del self._sizes[blob.size]
+    def _keep(self, blob: Blob) -> None:
+        self._kept[blob.digest] = blob
+        self._kept.move_to_end(blob.digest)
+        # Dropping one that a call needs frees nothing yet; then the next one goes too.
+        while len(self._kept) > 1 and (self._bytes > self._limit or len(self._kept) > self._most):
+            self._kept.popitem(last=False)
+
+    def _forget(self, digest: bytes, size: int) -> None:
+        """It is garbage: no call needs it, and it is not kept."""
+        with self._lock:
+            known = self._alive.get(digest)
+            if known is not None and known() is None:
+                del self._alive[digest]
+            self._bytes -= size
+            self._sizes[size] -= 1
+            if not self._sizes[size]:
+                del self._sizes[size]
 
     def clear(self) -> None:
+        """Keep none beyond its calls."""
         with self._lock:
-            self._blobs.clear()
-            self._sizes.clear()
-            self._bytes = 0
+            self._kept.clear()

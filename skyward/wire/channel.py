@@ -7,6 +7,7 @@ import os
 import socket
 from collections import deque
 
+from .blobs import Blob
 from .frames import HAS_FD, HEADER, Frame, FrameParser
 
 __all__ = ["BLOBS", "CONTROL", "RESULTS", "Channel", "ChannelClosed", "receive"]
@@ -29,11 +30,13 @@ class ChannelClosed(ConnectionError):
 def receive(sock: socket.socket, parser: FrameParser, flags: int = 0) -> list[Frame]:
     """One read. Raises ChannelClosed at the end of the stream and BlockingIOError when there is nothing to read."""
     try:
-        piece, ancillary, _, _ = sock.recvmsg(_READ_SIZE, _FD_SPACE, _RECEIVE_FLAGS | flags)
+        piece, ancillary, said, _ = sock.recvmsg(_READ_SIZE, _FD_SPACE, _RECEIVE_FLAGS | flags)
     except ConnectionError as error:
         raise ChannelClosed(str(error)) from error
     if ancillary:
         parser.add_fds(_descriptors(ancillary))
+    if said & socket.MSG_CTRUNC:  # the kernel had no number for it: this process may open no more files
+        parser.add_fds([-1])
     if not piece:
         raise ChannelClosed("end of stream")
     return parser.feed(piece)
@@ -54,9 +57,9 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 class Channel:
     """Frames over a non-blocking socket.
 
-    Not thread-safe: the owner holds a lock, or is the only thread. `queue` never blocks and never fails; `flush`
-    sends what the socket takes and says whether all is gone. File descriptors given to `queue` are duplicated at
-    once, so that the caller may close its own.
+    Not thread-safe: the owner holds a lock, or is the only thread. `queue` never blocks; `flush` sends what the socket
+    takes and says whether all is gone. File descriptors given to `queue` are duplicated at once, so that the caller
+    may close its own.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -97,8 +100,12 @@ class Channel:
         flags: int = 0,
         lane: int = 0,
         fd: int = -1,
+        blob: Blob | None = None,
         priority: int = CONTROL,
     ) -> None:
+        """`fd` goes along with the frame, or the file of `blob`. Raises OSError, only then: no descriptor is left."""
+        if blob is not None:
+            fd = blob.open()
         if fd >= 0:
             flags |= HAS_FD
             fd = os.dup(fd)

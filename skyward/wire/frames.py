@@ -125,7 +125,8 @@ class Frame(NamedTuple):
     ident: int
     body: bytes
     fd: int = -1
-    """A file descriptor that came with the frame; the receiver owns it. -1: none."""
+    """A file descriptor that came with the frame; the receiver owns it. -1: none, or, with the flag `HAS_FD`, it could
+    not be received."""
 
 
 HAS_FD = 0x80
@@ -153,7 +154,7 @@ class FrameParser:
         self._fds: list[int] = []
 
     def add_fds(self, fds: list[int]) -> None:
-        """File descriptors that arrived with, or before, the next piece."""
+        """File descriptors that arrived with, or before, the next piece. -1: one that could not be received."""
         self._fds.extend(fds)
 
     def feed(self, piece: bytes) -> list[Frame]:
@@ -177,7 +178,7 @@ class FrameParser:
 
     def _next_fd(self) -> int:
         if not self._fds:
-            raise InternalError("wire: a file descriptor did not arrive; this process may open no more (see ulimit -n)")
+            raise InternalError("wire: a frame came without the file descriptor that belongs to it")
         return self._fds.pop(0)
 
     @property

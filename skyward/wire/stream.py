@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..errors import InternalError
-from .blobs import DIGEST_SIZE, BlobWriter
+from .blobs import DIGEST_SIZE, Blob, BlobWriter
 from .channel import CONTROL, ChannelClosed
 from .ends import Ends, Stripes
 from .frames import HAS_FD, HEADER, MAX_BODY, Frame, Kind, pack
@@ -52,12 +52,12 @@ _ROUND_TRIPS = 8
 
 
 class _Source:
-    """The file of a blob that is being sent; closed with the last piece that may be sent again."""
+    """A blob that is being sent; kept until its last piece need not be sent again."""
 
-    __slots__ = ("_held", "digest", "fd", "flags", "ident", "lane", "offset", "size")
+    __slots__ = ("_held", "blob", "digest", "flags", "ident", "lane", "offset", "size")
 
-    def __init__(self, fd: int, ident: int, body: bytes, flags: int, lane: int, held: list[int]) -> None:
-        self.fd = os.dup(fd)
+    def __init__(self, blob: Blob, ident: int, body: bytes, flags: int, lane: int, held: list[int]) -> None:
+        self.blob = blob
         self.digest, self.size, _ = _PIECE_HEAD.unpack_from(body)
         self._held = held
         held[0] += self.size
@@ -65,6 +65,11 @@ class _Source:
         self.ident = ident
         self.flags = flags
         self.lane = lane
+
+    def write_to(self, fd: int, at: int, end: int) -> int:
+        """Write some of its bytes, and say how many. Raises OSError."""
+        data = self.blob.in_memory()
+        return os.sendfile(fd, self.blob.fd, at, end - at) if data is None else os.write(fd, data[at:end])
 
     def next_piece(self) -> _Sent:
         length = min(PIECE_SIZE, self.size - self.offset)
@@ -74,7 +79,6 @@ class _Source:
         return piece
 
     def __del__(self) -> None:
-        os.close(self.fd)
         self._held[0] -= self.size
 
 
@@ -210,14 +214,18 @@ class StreamChannel:
         flags: int = 0,
         lane: int = 0,
         fd: int = -1,
+        blob: Blob | None = None,
         priority: int = CONTROL,
     ) -> None:
-        """`fd`: of a blob, whose body is that of a BLOB frame; it is duplicated."""
+        """`blob`, or `fd`, which is then duplicated: what a BLOB frame is about. Raises OSError, with `fd` only."""
         flags &= ~HAS_FD
-        if fd < 0:
+        if fd >= 0 and kind == Kind.BLOB:
+            digest, size, _ = _PIECE_HEAD.unpack_from(body)
+            blob = Blob(digest, size, os.dup(fd))
+        if blob is not None:
+            self._out[priority].append(_Source(blob, ident, body, flags, lane, self._held))
+        elif fd < 0:
             self._out[priority].append(HEADER.pack(len(body), kind, flags, lane, ident) + body)
-        elif kind == Kind.BLOB:
-            self._out[priority].append(_Source(fd, ident, body, flags, lane, self._held))
         else:
             raise InternalError(f"wire: a descriptor cannot travel on a stream (kind {kind})")
 
@@ -279,7 +287,7 @@ class StreamChannel:
             return sent
         assert self._file is not None
         source, at, end = self._file
-        sent = os.sendfile(fd, source.fd, at, end - at)
+        sent = source.write_to(fd, at, end)
         if not sent:
             raise InternalError(f"wire: blob {source.digest.hex()} is shorter than its {source.size} bytes")
         at += sent

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,16 @@ def test_a_spilled_blob_is_the_same_blob(tmp_path: Path) -> None:
     assert content(moved) == data
 
 
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """A limit of descriptors that is soon reached."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(map(int, os.listdir("/proc/self/fd"))) + 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    yield limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 class TestStore:
     def test_the_same_content_is_the_same_blob(self) -> None:
         store = BlobStore()
@@ -99,12 +111,56 @@ class TestStore:
         array = np.arange(1000, dtype=np.float64).reshape(10, 100)
         assert content(store.put(array.data)) == array.tobytes()
 
-    def test_beyond_the_limit_the_oldest_is_forgotten_but_not_closed(self) -> None:
+    def test_what_a_call_needs_is_not_copied_again_however_old_it_is(self) -> None:
         store = BlobStore(limit_bytes=2500)
         blobs = [store.put(memoryview(letter * 1000)) for letter in (b"a", b"b", b"c")]
-        assert content(blobs[0]) == b"a" * 1000, "a call may still need it"
-        assert store.put(memoryview(b"c" * 1000)) is blobs[2]
-        assert store.put(memoryview(b"a" * 1000)) is not blobs[0]
+        assert content(blobs[0]) == b"a" * 1000
+        assert [store.put(memoryview(letter * 1000)) for letter in (b"c", b"a", b"b")] == [blobs[2], blobs[0], blobs[1]]
+
+    def test_beyond_the_limit_what_no_call_needs_is_closed_oldest_first(self) -> None:
+        store = BlobStore(limit_bytes=2500)
+        needed = store.put(memoryview(b"n" * 1000))
+        before = len(os.listdir("/proc/self/fd"))
+        for letter in (b"a", b"b", b"c"):
+            store.put(memoryview(letter * 1000))
+        assert len(os.listdir("/proc/self/fd")) == before + 1, "of a, b and c only the last one fits beside it"
+        assert store.put(memoryview(b"n" * 1000)) is needed
+
+    def test_where_calls_need_more_than_the_limit_nothing_else_is_kept(self) -> None:
+        store = BlobStore(limit_bytes=2500)
+        store.put(memoryview(b"old" * 300))
+        before = len(os.listdir("/proc/self/fd"))
+        needed = [store.put(memoryview(letter * 1000)) for letter in (b"a", b"b", b"c")]
+        assert len(os.listdir("/proc/self/fd")) == before + 2, "three came, and the old one went"
+        del needed
+        store.clear()
+        assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+class TestWithoutDescriptors:
+    def test_half_of_the_descriptors_stay_free_of_blobs(self, few_files: int) -> None:
+        blobs = [Blob.snapshot(memoryview(b"%d" % number * 1000)) for number in range(few_files)]
+        with open("/dev/null") as file:
+            assert file.fileno() < few_files
+        assert sum(blob.is_loaded for blob in blobs) >= few_files // 2
+        assert len({blob.digest for blob in blobs}) == few_files
+
+    def test_a_blob_in_memory_has_the_name_and_the_bytes_of_one_in_a_file(self, few_files: int) -> None:
+        data = os.urandom(3 * MIB + 7)
+        filed = Blob.snapshot(memoryview(data))
+        others = [Blob.snapshot(memoryview(bytes(10))) for _ in range(few_files)]
+        in_memory = Blob.snapshot(memoryview(data))
+        assert in_memory.is_loaded
+        assert in_memory.digest == filed.digest
+        assert bytes(in_memory.in_memory() or b"") == data
+        del others
+        assert in_memory.open() >= 0
+        assert not in_memory.is_loaded
+        assert content(in_memory) == data
+
+    def test_a_blob_that_did_not_arrive_says_so(self) -> None:
+        with pytest.raises(OSError, match="did not arrive.*ulimit -n"):
+            Blob(bytes(16), 1000, -1).map()
 
     def test_what_is_used_again_stays(self) -> None:
         store = BlobStore(limit_bytes=2500)

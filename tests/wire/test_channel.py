@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -136,3 +137,24 @@ def test_what_a_peer_sent_before_it_went_is_read_first(ends: Ends) -> None:
     ours.flush()
     theirs.close()
     assert [f.kind for f in ours.receive()] == [Kind.SHUTDOWN]
+
+
+def test_a_descriptor_for_which_there_is_no_number_left_is_missing_in_its_own_frame_only(ends: Ends) -> None:
+    ours, theirs = ends
+    fd = os.memfd_create("test")
+    for ident in (1, 2):
+        ours.queue(Kind.BLOB, ident, b"", fd=fd)
+        ours.queue(Kind.TASK, 10 + ident)
+    os.close(fd)
+    assert ours.flush()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = os.dup(0)
+    os.close(last)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, before[1]))
+    try:
+        got = transfer(ours, theirs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert [frame.ident for frame in got] == [1, 11, 2, 12]
+    assert [frame.fd >= 0 for frame in got] == [True, False, False, False]
+    os.close(got[0].fd)

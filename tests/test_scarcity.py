@@ -1,0 +1,208 @@
+"""Whatever runs out (descriptors, memory, processes, disk) fails or delays the call it concerns, and no other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import contextlib, errno, os, resource, sys, time
+import numpy as np
+import skyward as sky
+
+@sky.compute
+def total(array):
+    return float(array.sum())
+
+@sky.compute
+def large(size):
+    return np.ones(size)
+
+@sky.compute
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+@sky.compute
+def double(x):
+    return 2 * x
+
+def pool(**options):
+    return sky.ComputePool(provider=sky.Local(), logs=False, console=False, **options)
+"""
+
+
+def run(script: str, *, prefix: tuple[str, ...] = (), **environment: str) -> str:
+    """What a program prints. It must end well, within the time of a test."""
+    env = {**os.environ, **environment, "PYTHONWARNINGS": "ignore"}
+    argv = [*prefix, sys.executable, "-c", HEAD + textwrap.dedent(script)]
+    done = subprocess.run(argv, check=False, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+# Descriptors --------------------------------------------------------------------------------------------------------
+
+
+def test_many_large_arguments_may_wait_under_a_small_limit_of_files(tmp_path: Path) -> None:
+    run(
+        f"""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (192, 192))
+        with pool(nodes=1, concurrency=2) as p:
+            waiting = [wait_for({str(tmp_path / "go")!r}) > p for _ in range(2)]
+            sums = [total(np.full(40_000, i, dtype=float)) > p for i in range(400)]
+            small = [double(i) > p for i in range(20)]
+            open({str(tmp_path / "go")!r}, "w").close()
+            assert [f.result() for f in small] == [2 * i for i in range(20)]
+            assert [f.result() for f in sums] == [40_000.0 * i for i in range(400)]
+            values = [large(700_000) > p for _ in range(30)]
+            time.sleep(0)
+            assert all(f.result().size == 700_000 for f in values)
+        """
+    )
+
+
+def test_where_the_program_has_opened_every_file_only_calls_that_need_one_fail(tmp_path: Path) -> None:
+    run(
+        """
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        with pool(nodes=2, concurrency=1) as p:
+            assert [double(i) >> p for i in range(4)] == [0, 2, 4, 6]
+            opened = []
+            with contextlib.suppress(OSError):
+                while True:
+                    opened.append(os.dup(0))
+            futures = [total(np.ones(40_000)) > p, double(1) > p, large(2_000_000) > p, double(2) > p]
+            errors = [f.exception(timeout=30) for f in futures]
+            assert isinstance(errors[0], sky.errors.UsageError), errors[0]
+            assert "total" in str(errors[0]) and "ulimit -n" in str(errors[0]), errors[0]
+            assert isinstance(errors[2], OSError) and errors[2].errno == errno.EMFILE, errors[2]
+            assert errors[1] is errors[3] is None
+            assert [double(i) >> p for i in range(4)] == [0, 2, 4, 6]
+            for fd in opened:
+                os.close(fd)
+            assert total(np.ones(40_000)) >> p == 40_000.0
+            assert (large(2_000_000) >> p).size == 2_000_000
+        """
+    )
+
+
+# Memory -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def control_group(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A new control group, of the kind that the parameter names."""
+    group = Path("/sys/fs/cgroup") / request.param / f"skyward-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+def joining(group: Path) -> tuple[str, ...]:
+    return "sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("control_group", ["memory"], indirect=True)
+def test_in_a_small_control_group_many_arrays_are_sent_one_after_the_other(control_group: Path) -> None:
+    (control_group / "memory.limit_in_bytes").write_text(str(600 << 20))
+    run(
+        """
+        with pool(nodes=1, concurrency=1) as p:
+            for i in range(60):
+                array = np.full(20 << 17, i, dtype=float)  # 20 MiB
+                assert total(array) >> p == i * float(20 << 17)
+                assert (total(array) > p).result() == i * float(20 << 17)
+        """,
+        prefix=joining(control_group),
+    )
+
+
+# Processes and threads ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("control_group", ["pids"], indirect=True)
+def test_without_processes_a_lost_slot_is_made_again_when_there_are_some(control_group: Path) -> None:
+    run(
+        f"""
+        @sky.compute
+        def die():
+            os._exit(1)
+
+        @sky.compute
+        def start():
+            os.fork()
+
+        def limit(count):
+            with open({str(control_group / "pids.max")!r}, "w") as file:
+                file.write(str(count))
+
+        with pool(nodes=2, concurrency=2) as p:
+            assert [double(i) >> p for i in range(4)] == [0, 2, 4, 6]
+            limit(1)
+            refused = (start() > p).exception(timeout=30)
+            assert isinstance(refused, BlockingIOError), refused
+            assert isinstance((die() > p).exception(timeout=30), sky.errors.SlotLost)
+            assert [f.result(timeout=30) for f in [double(i) > p for i in range(8)]] == [2 * i for i in range(8)]
+            assert (total(np.ones(4 << 20)) > p).result(timeout=30) == 4 << 20
+            limit("max")
+            assert [f.result(timeout=30) for f in [double(i) > p for i in range(40)]] == [2 * i for i in range(40)]
+        """,
+        prefix=joining(control_group),
+    )
+
+
+# Room on disks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("mount is not there")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    made = subprocess.run(mount, check=False, capture_output=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.decode()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.root
+def test_on_a_full_temporary_folder_and_state_folder_calls_go_on(small_disk: Path) -> None:
+    run(
+        f"""
+        @sky.compute
+        def say(x):
+            print("said", x)
+            return x
+
+        with sky.ComputePool(provider=sky.Local(), nodes=1, concurrency=2, console=False,
+                             logs=sky.LogFiles({str(small_disk / "logs")!r}, echo=False)) as p:
+            assert double(1) >> p == 2
+            with contextlib.suppress(OSError), open({str(small_disk / "filler")!r}, "wb") as file:
+                while True:
+                    file.write(bytes(65536))
+                    file.flush()
+            assert [f.result(timeout=30) for f in [say(i) > p for i in range(20)]] == list(range(20))
+            assert list(p.map(double, range(1000))) == list(range(0, 2000, 2))
+            assert total(np.ones(4 << 20)) >> p == 4 << 20
+            assert (large(2_000_000) >> p).size == 2_000_000
+        """,
+        TMPDIR=str(small_disk),
+        XDG_STATE_HOME=str(small_disk / "state"),
+    )
