@@ -72,6 +72,7 @@ def make_private_folder(path: str) -> str:
         UsageError: what is there is not a folder of this user's alone.
         OSError: it cannot be made.
     """
+    check_path(path)
     with contextlib.suppress(FileExistsError):  # of a file, or of a link that leads nowhere
         os.makedirs(path, mode=0o700, exist_ok=True)
     check_path(path)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TextIO
 
 from ..errors import UsageError
 from ..ownership import check_path
@@ -103,6 +104,13 @@ def _expression(text: str) -> str:
     return out
 
 
+def _rules_of(path: str) -> Rules:
+    """Raises OSError, and UsageError for a file that a stranger may have put there."""
+    status = os.stat(path)
+    check_path(path)
+    return _of_file(path, status.st_mtime_ns)
+
+
 @lru_cache(maxsize=256)
 def _of_file(path: str, changed_ns: int) -> Rules:
     with open(path, encoding="utf-8", errors="replace") as file:
@@ -113,8 +121,8 @@ def rules_in(folder: str) -> list[Rules]:
     """Those of the folder's own .gitignore."""
     path = os.path.join(folder, ".gitignore")
     try:
-        return [_of_file(path, os.stat(path).st_mtime_ns)]
-    except OSError:
+        return [_rules_of(path)]
+    except (OSError, UsageError):
         return []
 
 
@@ -148,8 +156,7 @@ def _rules_of_git(repository: str) -> list[Rules]:
     found = []
     for path in (_users_ignore(), os.path.join(_git_folder(repository), "info", "exclude")):
         with contextlib.suppress(OSError, UsageError):
-            check_path(path)
-            found.append(dataclasses.replace(_of_file(path, os.stat(path).st_mtime_ns), folder=repository))
+            found.append(dataclasses.replace(_rules_of(path), folder=repository))
     return found
 
 
@@ -164,15 +171,20 @@ def _git_folder(repository: str) -> str:
 
 def _path_in(file: str) -> str:
     """That a file of git's holds, relative to where it lies."""
-    with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="surrogateescape") as text:
+    with contextlib.suppress(OSError, UsageError), _opened(file) as text:
         return os.path.normpath(os.path.join(os.path.dirname(file), text.read().removeprefix("gitdir:").strip()))
     return file
+
+
+def _opened(path: str) -> TextIO:
+    check_path(path)
+    return open(path, encoding="utf-8", errors="surrogateescape")
 
 
 def _users_ignore() -> str:
     folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "git")
     for path in (os.path.expanduser("~/.gitconfig"), os.path.join(folder, "config")):
-        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+        with contextlib.suppress(OSError, UsageError), _opened(path) as file:
             if said := _EXCLUDES_FILE.search(file.read()):
                 return os.path.expanduser(said[1].strip().strip('"'))
     return os.path.join(folder, "ignore")
