@@ -52,6 +52,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from .printable import printable_lines
+
 __all__ = [
     "ArgumentNotPicklable",
     "AuthFailed",
@@ -108,9 +110,13 @@ class SkywardError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str = "", **fields: Any) -> None:
-        super().__init__(message)
+        super().__init__(printable_lines(message))
         for name, value in fields.items():
             setattr(self, name, value)  # not in __dict__: ImportError has a `name` of its own
+
+    def add_note(self, note: str, /) -> None:
+        # Messages and notes quote other machines, and end on a terminal.
+        super().add_note(printable_lines(note))
 
 
 class UsageError(SkywardError, ValueError):

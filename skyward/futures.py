@@ -147,6 +147,7 @@ class Future(concurrent.futures.Future[T]):
             refuse_to_wait("result()")
             if self._lead is not None:
                 self._lead(self)
+            interrupts.wait_for(self._wait_done)
         try:
             value: Any = super().result(timeout)
         except _Remote as held:
@@ -179,6 +180,10 @@ class Future(concurrent.futures.Future[T]):
             except BaseException as raised:
                 return raised
         return None
+
+    def _wait_done(self, timeout_s: float | None) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: self._state not in (_PENDING, _RUNNING), timeout_s)
 
     def _wait_shown(self) -> None:
         # Not in the thread that brings values: it must not wait for a terminal.

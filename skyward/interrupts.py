@@ -23,10 +23,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["hold", "is_from_handler", "let_go", "restore", "waiting"]
+__all__ = ["hold", "is_from_handler", "let_go", "restore", "wait_for", "waiting"]
 
 _ALL = tuple(sorted(map(int, signal.valid_signals())))
 _LAST_STANDARD = 31
+_SLICE_S = 0.25
 _STANDARD = tuple(number for number in _ALL if number <= _LAST_STANDARD)
 """Asked each time. Real-time signals, which hardly anybody uses, double the cost: they are asked with the first hold
 and whenever another handler has changed."""
@@ -113,6 +114,19 @@ def waiting(wait: Callable[[float], bool], timeout_s: float) -> bool:
         return wait(timeout_s)
     finally:
         hold()
+
+
+def wait_for(wait: Callable[[float | None], bool]) -> None:
+    """Call `wait(timeout_s)` until it is true, so that no signal is late.
+
+    CPython looks for signals before it blocks on a lock, but not in the same step: a Ctrl-C that comes in between,
+    while another thread takes the GIL, is seen only when the wait ends. So the main thread waits in slices.
+    """
+    if _get_ident() != _main:
+        wait(None)
+        return
+    while not wait(_SLICE_S):
+        continue
 
 
 def is_from_handler(error: BaseException) -> bool:

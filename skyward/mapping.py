@@ -6,6 +6,7 @@ not lost as a whole: results that were sent stay, calls that had not begun are r
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import queue
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from . import interrupts
 from .calls import CallOptions
 from .chunking import MAX_ITEMS, ChunkSizes
 from .cluster.engine import Engine
@@ -143,7 +145,7 @@ class MapRun:
         try:
             self._fill()
             while self._open:
-                for start, values in self._handle(self._events.get()):
+                for start, values in self._handle(self._next_event()):
                     waiting[start if self._ordered else self._taken] = values
                     while self._taken in waiting:
                         ready = waiting.pop(self._taken)
@@ -244,6 +246,17 @@ class MapRun:
         self._engine.submit(task, nodes=self._nodes)
 
     # Receiving ------------------------------------------------------------------------------------------------------
+
+    def _next_event(self) -> tuple[Any, ...]:
+        came: list[tuple[Any, ...]] = []
+
+        def wait(timeout_s: float | None) -> bool:
+            with contextlib.suppress(queue.Empty):
+                came.append(self._events.get(timeout=timeout_s))
+            return bool(came)
+
+        interrupts.wait_for(wait)
+        return came[0]
 
     def _handle(self, event: tuple[Any, ...]) -> list[tuple[int, list[Any]]]:
         """(first index, values) of what came."""

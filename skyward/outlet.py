@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TextIO, TypeVar
 
+from .printable import printable_lines
+
 __all__ = ["Outlet", "notify", "notices", "write_text"]
 
 T = TypeVar("T")
@@ -215,7 +217,7 @@ notices = Outlet(
 
 def notify(text: str) -> int:
     """Tell the user something, without waiting for the terminal. Returns its number in `notices`."""
-    return notices.put(f"skyward: {text}\n")
+    return notices.put(f"skyward: {printable_lines(text)}\n")
 
 
 def _forget_all_in_child() -> None:

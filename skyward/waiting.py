@@ -5,8 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, TypeVar
 
+from . import interrupts
 from .futures import Future, Undecoded, refuse_to_wait
 
 __all__ = ["joined", "streamed", "value_of", "values_of"]
@@ -28,7 +30,7 @@ def values_of(futures: list[Future[T]]) -> list[T]:
     """All values in order; the first error, by time, stops the others and is raised."""
     refuse_to_wait("waiting for several calls")
     try:
-        concurrent.futures.wait(futures, return_when=concurrent.futures.FIRST_EXCEPTION)
+        interrupts.wait_for(partial(_have_ended, futures))
         for future in futures:
             if future.done() and not future.cancelled():
                 error = future.exception()
@@ -38,6 +40,12 @@ def values_of(futures: list[Future[T]]) -> list[T]:
     finally:
         _stop(futures)
         del futures
+
+
+def _have_ended(futures: list[Future[T]], timeout_s: float | None) -> bool:
+    """Whether all have, or one has failed."""
+    done, left = concurrent.futures.wait(futures, timeout_s, return_when=concurrent.futures.FIRST_EXCEPTION)
+    return not left or any(future.cancelled() or future.has_failed for future in futures if future in done)
 
 
 def streamed(futures: list[Future[T]], *, ordered: bool) -> Iterator[T]:

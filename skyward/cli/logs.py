@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from ..printable import coloured
+
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
@@ -68,9 +70,10 @@ def _never() -> bool:
 
 
 def _shown(line: OutputLine, has_time: bool) -> str:
+    text = coloured(line.text)  # files of older versions hold what the task wrote
     if not has_time:
-        return line.text
+        return text
     import datetime
 
     at = datetime.datetime.fromtimestamp(line.at).astimezone()
-    return f"{at:%Y-%m-%d %H:%M:%S} {line.text}"
+    return f"{at:%Y-%m-%d %H:%M:%S} {text}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..console.words import columns
+from ..printable import printable
 
 __all__ = ["as_json", "table"]
 
@@ -18,7 +19,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequen
     >>> table(("name", "usd"), [("a", "1"), ("bcd", "20")], right=[1])
     ['NAME  USD', 'a       1', 'bcd    20']
     """
-    cells = [[title.upper() for title in header], *([str(cell) for cell in row] for row in rows)]
+    cells = [[title.upper() for title in header], *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(columns(row[n]) for row in cells) for n in range(len(header))]
     lines = []
     for row in cells:

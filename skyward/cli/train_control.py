@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from ..printable import printable
+
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
@@ -110,9 +112,9 @@ def _status(arguments: argparse.Namespace) -> int:
     of = f" of {status.max_steps}" if status.max_steps > 0 else ""
     epoch = "" if status.epoch is None else f", epoch {status.epoch:.2f}"
     ranks = "1 rank" if status.world_size == 1 else f"{status.world_size} ranks"
-    print(f"{status.job_id}: {status.status}, step {status.global_step}{of}{epoch}, {ranks}")
+    print(printable(f"{status.job_id}: {status.status}, step {status.global_step}{of}{epoch}, {ranks}"))
     for name, value in status.logs.items():
-        print(f"  {name}: {value}")
+        print(f"  {printable(f'{name}: {value}')}")
     return 0
 
 

@@ -108,6 +108,9 @@ class DirectEngine:
             )
 
         with books.idle:
+            if timeout_s is None:
+                interrupts.wait_for(lambda slice_s: books.idle.wait_for(is_idle, slice_s))
+                return True
             return books.idle.wait_for(is_idle, timeout_s)
 
     def cancel_all(self, reason: SkywardError | None = None) -> None:

@@ -12,6 +12,7 @@ from ..calls import CallOptions
 from ..errors import GangHung, RendezvousFailed, TaskTimeout
 from ..futures import Future
 from ..launch import Launch
+from ..printable import printable
 from ..topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
@@ -167,7 +168,7 @@ def class_name(came: BaseException | TaskFailure) -> str:
 
 def _one_line(came: BaseException | TaskFailure) -> str:
     message = came.failure.message if isinstance(came, TaskFailure) else str(came)
-    return f"{class_name(came)}: {(message.splitlines() or [''])[0]}"
+    return printable(f"{class_name(came)}: {(message.splitlines() or [''])[0]}")
 
 
 def make_ranks(

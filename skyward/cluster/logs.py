@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ..logs import Lines
 from ..machine import LogLine
+from ..printable import coloured
 from .tasks import Task
 
 __all__ = ["LogRouter"]
@@ -53,7 +54,8 @@ class _Partial:
 class LogRouter:
     """Puts lines together for each (node, task, stream) and queues them in `lines`; keeps the tail for errors.
 
-    Called under the engine's lock, so it waits for nothing. `mask` is applied to each line first.
+    Called under the engine's lock, so it waits for nothing. Of each line only text and
+    colours are left, and `mask` is applied to it.
     """
 
     def __init__(self, lines: Lines | None, mask: Callable[[str], str] | None = None) -> None:
@@ -114,6 +116,7 @@ class LogRouter:
                 self._emit(key, rest, None)
 
     def _emit(self, key: _Key, text: str, task: Task | None) -> None:
+        text = coloured(text)
         if self._mask is not None:
             text = self._mask(text)
         if task is not None:

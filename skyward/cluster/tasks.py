@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from .. import interrupts
 from ..calls import CallOptions
 from ..errors import NodeError, NodeLost, Preempted, SlotLost, UsageError
 from ..futures import Future, Undecoded, refuse_to_wait
@@ -263,9 +264,8 @@ class ResultStream(Generic[T]):
     def __next__(self) -> T:
         if not self._items and self._end is None:
             refuse_to_wait("next()")
+        interrupts.wait_for(self._wait_ready)
         with self._condition:
-            while not self._items and self._end is None:
-                self._condition.wait()
             if self._items:
                 decode_item = self._items.popleft()
             else:
@@ -278,6 +278,10 @@ class ResultStream(Generic[T]):
             taken, self._taken = self._taken, 0
             self._grant(taken)
         return decode_item()
+
+    def _wait_ready(self, timeout_s: float | None) -> bool:
+        with self._condition:
+            return self._condition.wait_for(lambda: bool(self._items) or self._end is not None, timeout_s)
 
     def close(self) -> None:
         """Stop the remote generator and forget what it has sent. Idempotent."""

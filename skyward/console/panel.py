@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..events import NodeUsage
+from ..printable import printable
 from .state import NodeState, PoolState
-from .words import columns, duration, fitted, printable, usd
+from .words import columns, duration, fitted, usd
 
 __all__ = ["Counts", "Style", "panel_lines", "status_line"]
 
@@ -111,11 +112,11 @@ def status_line(pool: PoolState, now: float) -> str:
         parts.append(f"{usd(spent)} so far" if not pool.is_closed else f"cost {usd(spent)}")
     if pool.is_closed:
         parts.append("closed")
-    return f"{pool.name}: " + " · ".join(parts)
+    return printable(f"{pool.name}: " + " · ".join(parts))
 
 
 def _title(pool: PoolState, width: int, now: float, style: Style) -> str:
-    about = f"{pool.provider}{style.dot}{pool.ready} of {len(pool.nodes)} ready"
+    about = f"{printable(pool.provider)}{style.dot}{pool.ready} of {len(pool.nodes)} ready"
     facts = [_clock(now - pool.began)]
     if pool.price_usd_per_hour:
         facts.insert(0, f"{usd(pool.price_usd_per_hour)}/h")
@@ -151,7 +152,7 @@ def _clock(seconds: float) -> str:
 def _node_line(number: int, node: NodeState, width: int, now: float, style: Style) -> str:
     begin = f"  {style.mark(node.state)} {number:>2}  "
     room = width - 8
-    doing = _doing(node, now)
+    doing = printable(_doing(node, now))
     if node.state == "ready" and node.usage is not None:
         room = min(room, _LABEL)
         doing = fitted(doing, room, style.ellipsis)
@@ -172,7 +173,7 @@ def _trail(node: NodeState, room: int, style: Style) -> str:
     """The phases that it is through, as many of the last ones as there is room for."""
     shown = ""
     for phase, seconds in reversed(node.phases):
-        longer = f"{phase} {duration(seconds)}" + (style.dot + shown if shown else "")
+        longer = f"{printable(phase)} {duration(seconds)}" + (style.dot + shown if shown else "")
         if columns(longer) > room:
             break
         shown = longer

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .. import events as told
+from ..printable import printable
 from .state import PoolState
-from .words import duration, printable, usd
+from .words import duration, usd
 
 __all__ = ["PlainLines"]
 
@@ -21,15 +22,15 @@ class PlainLines:
         """What there is to say of it."""
         self._state.take(event)
         text = self._failure(event) or ("" if self._is_quiet else self._progress(event))
-        return [f"{self._state.name}: {text}"] if text else []
+        return [printable(f"{self._state.name}: {text}")] if text else []
 
     def _failure(self, event: told.Event) -> str:
         match event:
             case told.PhaseFailed():
                 what = f"{event.phase} failed after {duration(event.seconds)}"
-                return f"node {event.node}: {what}: {printable(event.reason)}"
+                return f"node {event.node}: {what}: {event.reason}"
             case told.NodeLost():
-                why = f": {printable(event.reason)}" if event.reason else ""
+                why = f": {event.reason}" if event.reason else ""
                 then = "; another one is being made" if event.will_be_replaced else "; nothing takes its place"
                 return f"node {event.node} was lost{why}{then}"
             case told.NodeReplaced():
@@ -43,7 +44,7 @@ class PlainLines:
                 )
             # A start that fails raises; saying so twice helps nobody.
             case told.PoolClosed() if event.reason and not (self._is_quiet and self._state.ready_s is None):
-                return f"closed after {duration(event.seconds)}: {printable(event.reason)}"
+                return f"closed after {duration(event.seconds)}: {event.reason}"
         return ""
 
     def _progress(self, event: told.Event) -> str:
@@ -84,7 +85,7 @@ def _trouble(event: told.PreemptionNotice | told.LinkLost | told.LinkRestored) -
         return "its provider takes the machine back soon; nothing new is sent there"
     if isinstance(event, told.LinkRestored):
         return f"the connection stands again after {duration(event.seconds)}"
-    why = f" ({printable(event.reason)})" if event.reason else ""
+    why = f" ({event.reason})" if event.reason else ""
     return f"the connection is cut{why}; it is being made again"
 
 

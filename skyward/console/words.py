@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["columns", "duration", "fitted", "printable", "usd"]
+__all__ = ["columns", "duration", "fitted", "usd"]
 
 
 def duration(seconds: float) -> str:
@@ -34,16 +34,6 @@ def usd(amount: float) -> str:
     if not amount:
         return "$0"
     return f"${amount:.4f}" if abs(amount) < 0.01 else f"${amount:,.2f}"
-
-
-def printable(text: str) -> str:
-    """On one line, and without what would move a terminal's cursor.
-
-    >>> printable("a\\tb\\x1b[2Jc\\n")
-    'a b[2Jc'
-    """
-    text = " ".join(text.split())
-    return "".join(c for c in text if unicodedata.category(c)[0] != "C")
 
 
 def columns(text: str) -> int:

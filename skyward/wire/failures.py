@@ -21,6 +21,7 @@ import cloudpickle
 
 from .. import errors
 from ..errors import RemoteError, SkywardError, TaskError
+from ..printable import printable_lines
 
 __all__ = ["Failure", "decode_failure", "encode_exception", "encode_failure", "stamp_as", "stamp_failure"]
 
@@ -167,11 +168,11 @@ def decode_failure(failure: Failure, *, where: str, node: int | None, task: str,
     remote = _with_source(failure.traceback).rstrip()
     is_ours = isinstance(error, SkywardError) and type(error).__name__ in errors.__all__
     if not is_ours or not failure.message or isinstance(error, RemoteError):
-        error.add_note(f"\nRemote traceback ({where}):\n{remote}")
+        error.add_note(f"\nRemote traceback ({where}):\n{printable_lines(remote)}")
     else:
         error.add_note(f"({where})")
     if log_tail:
-        error.add_note(f"Last output of the task:\n{log_tail.rstrip()}")
+        error.add_note(f"Last output of the task:\n{printable_lines(log_tail).rstrip()}")
     return error
 
 

@@ -121,6 +121,36 @@ def test_the_terminal_is_given_back_however_the_program_ends(end: str, status: i
         assert "first" in one.screen.all_lines
 
 
+@pytest.mark.parametrize("env", [{}, {"CI": "true"}], ids=["live", "plain"])
+@pytest.mark.parametrize("how", ["live", "killed", "interrupted"])
+def test_tasks_control_nothing_of_the_terminal(env: dict[str, str], how: str) -> None:
+    body = r"""
+@sky.compute
+def attack(how):
+    evil = "[2J [H [?25l [?1049h [1;5r [!p ]0;title\a ]52;c;eA==\a c 7 (0".replace(" ", "\x1b")
+    print("first \x1b" + evil + "\x9b2J\b\b\b \x1b[32mgreen\x1b[0m last", flush=True)
+    print("\x1b[?25l\x1b[31m", end="", flush=True)  # and it ends like that
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60 if how == "interrupted" else 0)
+
+attack(HOW) >> pool
+""".replace("HOW)", f"{how!r})")
+    with program(body, env=env) as one:
+        one.until_seen("first")
+        if how == "interrupted":
+            one.type(b"\x03")
+        assert (one.wait() == 0) is (how == "live")
+        assert "[node 0] first  green last" in [
+            re.sub(r"\[node \d\]", "[node 0]", line) for line in one.screen.all_lines
+        ]
+        ours = rb"\x1b(?:\[[\d;]*[mHAKJr]|[78D])"
+        assert not re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]", re.sub(ours, b"", one.output))
+        for sequence in (b"\x1b[2J", b"\x1b[H", b"\x1b[1;5r", b"\x1b[?"):
+            assert sequence not in one.output
+        assert_given_back(one)
+
+
 def test_ctrl_c_gives_the_terminal_back_before_the_traceback() -> None:
     with program("wait_for_ever()") as one:
         one.until_seen("slots busy")

@@ -51,7 +51,7 @@ def test_the_panel_says_where_each_node_is_and_for_how_long_and_what_it_costs() 
     assert re.fullmatch(r"── train ── aws · 1 of 2 ready ─+ \$2.40/h · \$0.04 so far · 1:00 ──", title)
     assert columns(title) == 100
     assert first == "  ●  0  g5.xlarge, 40 s"
-    assert second == "  ◐  1  packages 29 s  Resolving[2J torch"
+    assert second == "  ◐  1  packages 29 s  Resolving torch"
     assert calls == "       3 of 8 slots busy · 1,200 queued · 4,998 calls done · 2 failed"
 
 

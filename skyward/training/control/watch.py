@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from ...console.words import duration
 from ...control import Client, RunStatus
 from ...errors import ControlFailed, MissingDependency
+from ...printable import printable, printable_lines
 
 __all__ = ["follow_lines", "screen", "watch"]
 
@@ -49,7 +50,7 @@ def follow_lines(client: Client, out: TextIO, every_s: float, sleep: Callable[[f
 
     def show(status: RunStatus, new: Records, records: Records) -> None:
         for record in new:
-            out.write(_line(record, status.max_steps) + "\n")
+            out.write(printable_lines(_line(record, status.max_steps)) + "\n")
         out.flush()
 
     return _follow(client, show, every_s, sleep)
@@ -116,7 +117,7 @@ def screen(status: RunStatus, records: Records, *, width: int, height: int = 40)
     inner = max(20, width - 4)
     chart = Text(_chart(records, inner, max(6, min(_HEIGHT, height - 20))), style="cyan")
     rates = Table.grid(padding=(0, 2))
-    cells = [f"{name} {_said(name, value)}" for name, value in status.logs.items() if name not in _HIDDEN]
+    cells = [printable(f"{name} {_said(name, value)}") for name, value in status.logs.items() if name not in _HIDDEN]
     per_row = max(1, inner // (max((len(cell) for cell in cells), default=1) + 2))
     for at in range(0, len(cells), per_row):
         rates.add_row(*cells[at : at + per_row])
@@ -125,7 +126,7 @@ def screen(status: RunStatus, records: Records, *, width: int, height: int = 40)
         ranks.add_column(name, justify="left" if name == "host" else "right")
     for rank in status.ranks:
         ranks.add_row(*_rank_cells(rank, status.timestamp))
-    title = Text.assemble((status.job_id, "bold"), "  ", (_state(status), _style(status)))
+    title = Text.assemble((printable(status.job_id), "bold"), "  ", (_state(status), _style(status)))
     return Panel(Group(Text(_where(status)), chart, rates, Text(), ranks), title=title, title_align="left")
 
 
