@@ -68,7 +68,7 @@ def main() -> None:
             max_pending=2,
             on_backpressure="block",  # "skip" would leave one out where two are under way, and never wait
             on_error="record",  # "raise" would end training
-            gate="auto",  # elsewhere nothing needs to be measured; in this process it would be
+            gate="auto",  # a long run finds out whether evaluations between steps would be faster
             timeout_s=60,
             max_age_steps=60,  # what comes later than this decides nothing
             best=best,

@@ -113,6 +113,7 @@ class AsyncEvaluation(TrainerCallback):
             self.history = []
         if ranks.rank == 0:
             self.evaluator = AsyncEvaluator(*self._parts, **self._options)
+            self.evaluator.warm_up()
 
     def on_step_end(self, state: Any, ranks: Ranks, control: Any, **kwargs: Any) -> None:
         if self._strategy == "steps" and state.global_step % self._every(state) == 0:

@@ -14,7 +14,7 @@ from ...errors import ArgumentNotPicklable
 
 __all__ = ["NOTHING", "WARMED_SLOTS", "Content", "Dispatcher", "Job", "Outcome", "warm_up_of"]
 
-WARMED_SLOTS = 8
+WARMED_SLOTS = 4
 """Slots of one dispatcher that are warmed up at most: each holds a model from then on."""
 
 

@@ -59,9 +59,9 @@ class AsyncEvaluator:
             the oldest when `max_pending` are open: each holds a copy of the weights, so memory stays bounded.
         max_pending: evaluations that are open at most, >= 1.
         on_error: "record": a failed evaluation is a record. "raise": `collect`, `drain` and `close` raise it, too.
-        gate: "auto" measures for five intervals whether evaluation beside training is faster than between its steps,
-            and keeps the faster; in these, training waits for evaluations. "always": never tries. "sync": each is
-            waited for. A dispatcher that says `is_elsewhere` needs no trial.
+        gate: "auto" begins beside training, tries evaluations between its steps when the run is so long that the trial
+            is cheap, and keeps the faster; it waits for no cold worker. "always": never tries. "sync": training waits
+            for each. A dispatcher that says `is_elsewhere` needs no trial.
         timeout_s: seconds that an evaluation may run; None: no limit, and `drain` waits as long.
         max_age_steps: metrics that come when training is further ahead than this are recorded as "late".
         load: (model, state) -> None. None: torch's state dicts and Keras's lists of weights.
@@ -180,6 +180,14 @@ class AsyncEvaluator:
 
     # What the training thread does -----------------------------------------------------------------------------------
 
+    def warm_up(self) -> None:
+        """Have workers in other processes start, import and make the model now, while training begins. Returns at once.
+
+        A failure there is logged; evaluations fail by it, too. Workers in this process need no warm-up.
+        """
+        if not self._is_closed and not self._dispatcher.shares_memory:
+            self._pipeline.warm_up()
+
     def submit(
         self, state: Any, *, step: int, epoch: float | None = None, shares_copy: bool = False
     ) -> EvaluationRecord | None:
@@ -267,6 +275,7 @@ class AsyncEvaluator:
         if self._is_closed:
             return
         self._is_closed = True
+        self._pipeline.end_warm_up()
         for each in self._pipeline.open:
             self._pipeline.cancel(each, "the evaluator was closed before it had ended")
         if self._owns_dispatcher:

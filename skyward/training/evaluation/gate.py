@@ -1,8 +1,11 @@
-"""Whether evaluations run beside training or hold it up, by what either costs. Pure: it is told times, and has none.
+"""Whether evaluations run beside training or between its steps, by the cost of either. Pure: no clock.
 
-Beside training an evaluation may share processors with it, and then both may take longer than one after the other.
-An *interval* is from one evaluation to the next. In a trial beside training it ends when its evaluation has ended, too:
-its length is then what it costs to go on like that for long, however much waits in queues.
+Beside training an evaluation may share processors with it, and then both may take longer than one after the other. As
+long as processors only share their time, that is no slower than taking turns; so a run begins beside training, and a
+short run stays there. Evaluations between steps are tried when the run has lasted so long that the trial is cheap.
+
+An *interval* is from one evaluation to the next. A trial of a fixed number of intervals, with training waiting for each
+evaluation so that intervals are comparable, was tried: it cost short runs more than the wrong choice would have.
 """
 
 from __future__ import annotations
@@ -14,23 +17,24 @@ __all__ = ["Gate", "GateMode", "Way"]
 GateMode = Literal["auto", "always", "sync"]
 Way = Literal["beside", "inline"]
 
-TRIAL: tuple[Way, ...] = ("beside", "beside", "inline", "beside", "inline")
-"""The first is not counted: models are made in it, and files are read for the first time."""
-PATIENCE = 3
-"""Times the trial's length: after that many intervals it is decided by what there is."""
+TRIALS = 2
+"""Intervals with the evaluation inline that are compared with those beside."""
+TRIAL_SHARE = 0.05
+"""Of the time of the run so far: what all trials together may cost."""
 
 
 class Gate:
     """Decides how each evaluation of a run goes.
 
     Args:
-        mode: "auto" tries both ways for five intervals, and keeps the faster; "always" is beside, "sync" is inline.
+        mode: "auto" begins beside, tries both ways and keeps the faster; "always" is beside, "sync" is inline.
     """
 
     def __init__(self, mode: GateMode) -> None:
         self._settled: Way | None = {"always": "beside", "sync": "inline"}.get(mode)  # type: ignore[assignment]
-        self._at = 0
-        self._seen = 0
+        self._next: Way = "beside"
+        self._trials = 0
+        self._run_s = self._spent_s = 0.0
         self._steps: int | None = None
         self._best: dict[Way, float] = {}
 
@@ -41,35 +45,45 @@ class Gate:
     @property
     def way(self) -> Way:
         """How the next evaluation goes."""
-        return self._settled or TRIAL[self._at]
+        return self._settled or self._next
 
     @property
     def seconds(self) -> dict[Way, float]:
-        """The shortest interval of each way that the trial has seen."""
+        """The shortest interval of each way so far."""
         return dict(self._best)
 
     def settle(self, way: Way) -> None:
         """Ends the trial: it is known."""
         self._settled = way
 
-    def observe(self, seconds: float, *, steps: int) -> None:
-        """One interval of the trial has ended, which went as `way` said.
+    def observe(
+        self, seconds: float, *, steps: int, evaluation_s: float | None, slots: int = 1, is_clear: bool = True
+    ) -> None:
+        """Note one interval, which went as `way` said.
 
         Args:
             seconds: its length, >= 0.
-            steps: how many training made in it. Intervals of other lengths than the first cannot be compared, and are
-                left out.
+            steps: how many training made in it. Only intervals of equal length are compared.
+            evaluation_s: how long an evaluation lasts on a warm worker; None: the worker was cold, and the interval
+                tells nothing.
+            slots: evaluations that run at once, >= 1.
+            is_clear: no evaluation is open now, so the next one would begin at once.
         """
         if self._settled is not None:
             return
-        self._seen += 1
-        if self._steps is None:
+        self._run_s += seconds
+        way, self._next = self._next, "beside"
+        if evaluation_s is None:
+            return
+        if steps != self._steps:
             self._steps = steps
-        if steps == self._steps:
-            way = TRIAL[self._at]
-            if self._at > 0:
-                self._best[way] = min(seconds, self._best.get(way, seconds))
-            self._at += 1
-        if self._at == len(TRIAL) or self._seen >= PATIENCE * len(TRIAL):
-            inline = self._best.get("inline", float("inf"))
-            self._settled = "beside" if self._best.get("beside", float("inf")) <= inline else "inline"
+            self._best.clear()
+        # Results come no faster than evaluations end, so beside training these may be the longer part.
+        length_s = max(seconds, evaluation_s / slots) if way == "beside" else seconds
+        self._best[way] = min(length_s, self._best.get(way, length_s))
+        self._trials += way == "inline"
+        if self._trials >= TRIALS and len(self._best) == 2:
+            self._settled = "beside" if self._best["beside"] <= self._best["inline"] else "inline"
+        elif is_clear and "beside" in self._best and self._spent_s + evaluation_s <= TRIAL_SHARE * self._run_s:
+            self._next = "inline"
+            self._spent_s += evaluation_s

@@ -57,8 +57,10 @@ class Pace:
         self._left_at = time.time()
         self._left_step: int | None = None
         """None: the first time begins with the evaluator, at a step that nobody told."""
-        self._interval_at: float | None = None
+        self._interval_at: float | None = time.perf_counter()
+        """None: it tells the gate nothing."""
         self._interval_step = 0
+        self._was_warm = False
 
     @property
     def way(self) -> Way:
@@ -71,14 +73,7 @@ class Pace:
             name = f"to step {step}" if self._left_step is None else f"steps {self._left_step} to {step}"
             self._timeline.add("training", name, self._left_at, time.time())
         if not self._gate.is_settled:
-            if self._pipeline.open:
-                self._wait("trial", lambda: not self._pipeline.open)
-            now = time.perf_counter()
-            if self._interval_at is not None:
-                self._gate.observe(now - self._interval_at, steps=step - self._interval_step)
-                if self._gate.is_settled:
-                    _log.info("%s: evaluations go %s: %s", self._name, self._gate.way, self._gate.seconds)
-            self._interval_at, self._interval_step = now, step
+            self._tell_gate(step)
         return self._gate.way
 
     def make_room(self) -> str | None:
@@ -101,6 +96,7 @@ class Pace:
         if has_skipped:
             self._interval_at = None  # an interval without an evaluation tells the gate nothing
         self._left_at, self._left_step = time.time(), step
+        self._was_warm = self._evaluation_s() is not None
 
     def wait_for(self, evaluation: Evaluation) -> None:
         """Until it has its record."""
@@ -120,6 +116,20 @@ class Pace:
         self._draw(began, "drain")
 
     # Within ----------------------------------------------------------------------------------------------------------
+
+    def _tell_gate(self, step: int) -> None:
+        now, evaluation_s = time.perf_counter(), self._evaluation_s() if self._was_warm else None
+        if self._interval_at is not None:
+            seconds, steps = now - self._interval_at, step - self._interval_step
+            slots, is_clear = self._dispatcher.slots, not self._pipeline.open
+            self._gate.observe(seconds, steps=steps, evaluation_s=evaluation_s, slots=slots, is_clear=is_clear)
+            if self._gate.is_settled:
+                _log.info("%s: evaluations go %s: %s", self._name, self._gate.way, self._gate.seconds)
+        self._interval_at, self._interval_step = now, step
+
+    def _evaluation_s(self) -> float | None:
+        """Seconds that an evaluation lasts. None: some slot may be cold."""
+        return self._pipeline.shortest_s if self._pipeline.scored >= self._dispatcher.slots else None
 
     def _patience(self, began: float, timeout_s: float | None) -> float:
         """Seconds to wait until something is to be said, or done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SkywardError, UsageError
-from .dispatcher import Dispatcher, Outcome
+from .dispatcher import WARMED_SLOTS, Dispatcher, Outcome
 from .recipe import Recipe
 from .records import EvaluationRecord
 from .taking import Taken
@@ -112,6 +113,11 @@ class Pipeline:
         self._ended: list[Evaluation] = []
         self._changed = threading.Condition()
         self._warned: set[str] = set()
+        self._is_closing = False
+        self.scored = 0
+        """Evaluations that ended well."""
+        self.shortest_s = math.inf
+        """Of those, without what they waited for."""
 
     # What the training thread calls ----------------------------------------------------------------------------------
 
@@ -120,6 +126,10 @@ class Pipeline:
         """Those without a record, the oldest first."""
         with self._changed:
             return list(self._open)
+
+    def warm_up(self) -> None:
+        """Have workers in other processes import and make what evaluations need. What fails there is logged once."""
+        self._sender.put(self._warm_up)
 
     def take(self, evaluation: Evaluation, take: Callable[[], Taken]) -> None:
         """Has the training thread make the copy, and sends it. What `take` gives is the pipeline's to release.
@@ -169,6 +179,10 @@ class Pipeline:
         if future is not None:
             future.cancel()
 
+    def end_warm_up(self) -> None:
+        """Say nothing more about it: the dispatcher is about to be closed."""
+        self._is_closing = True
+
     def close(self) -> None:
         """Waits for the lanes; what is open must have been cancelled."""
         for lane in (self._sender, self._receiver):
@@ -176,6 +190,28 @@ class Pipeline:
                 _log.warning("%s: %s has been taking a job for %g s", self.name, self.dispatcher.name, CLOSE_TIMEOUT_S)
 
     # In the lanes ----------------------------------------------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        dispatcher, job = self.dispatcher, self._recipe.warm_up()
+        prepare = getattr(dispatcher, "prepare", None)
+        try:
+            futures = (
+                prepare(job)
+                if callable(prepare)
+                else [dispatcher.submit(job) for _ in range(min(dispatcher.slots, WARMED_SLOTS))]
+            )
+        except Exception as error:  # of a dispatcher that is closed, or of the user's
+            self._warn_of_warm_up(error)
+            return
+        for future in futures:
+            future.add_done_callback(lambda done: None if done.cancelled() else self._warn_of_warm_up(done.exception()))
+
+    def _warn_of_warm_up(self, error: BaseException | None) -> None:
+        text = "" if error is None else _said(error)
+        if error is None or self._is_closing or text in self._warned:
+            return
+        self._warned.add(text)  # evaluations will fail by the same
+        _log.warning("%s: %s cannot prepare for evaluations: %s", self.name, self.dispatcher.name, text)
 
     def _send(self, evaluation: Evaluation) -> None:
         evaluation.is_taken.wait()
@@ -213,6 +249,8 @@ class Pipeline:
 
     def _score(self, evaluation: Evaluation, outcome: Outcome, sent: tuple[float, float]) -> None:
         self._draw(evaluation, outcome, sent)
+        self.scored += 1
+        self.shortest_s = min(self.shortest_s, outcome.finished_at - outcome.started_at)
         try:
             metrics = metrics_of(outcome.value)
         except UsageError as wrong:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import UsageError
-from .dispatcher import Content, Job
+from .dispatcher import NOTHING, Content, Job, warm_up_of
 from .load import loader_for
 
 __all__ = ["OWN_KEY", "Recipe"]
@@ -61,9 +61,12 @@ class Recipe:
             state = halved(state)
         if self._load is None:
             self._load = Content(loader_for(state), "load")
+        return self._job(self._load, state, step=step, snapshot_id=snapshot_id)
+
+    def _job(self, load: Content, state: Any, *, step: int, snapshot_id: str) -> Job:
         return Job(
             factory=self._factory,
-            load=self._load,
+            load=load,
             eval_fn=self._eval_fn,
             payload=self._payload,
             cache_key=self._model_key(),
@@ -72,6 +75,10 @@ class Recipe:
             snapshot_id=snapshot_id,
             timeout_s=self._timeout_s,
         )
+
+    def warm_up(self) -> Job:
+        """A job that makes what all others need. Raises: ArgumentNotPicklable."""
+        return warm_up_of(self._job(NOTHING, None, step=0, snapshot_id="warm-up"))
 
     def check_pickles(self, name: str) -> None:
         """That other processes can be sent it. name: for logs. Raises: ArgumentNotPicklable."""

@@ -293,8 +293,8 @@ SAKURAHFCALLBACK_DOC = """A callback of transformers' `Trainer` that evaluates b
     cadence: "epoch": at the end of each; a number: every so many optimizer steps; "trainer": when the trainer would
         evaluate (its eval_strategy and eval_steps), in place of that.
     on_error: "record": evaluations that fail say so in the history; "raise": they end training.
-    gate: "auto" measures in the first intervals whether training is faster without it, and keeps what is; "always"
-        never tries; "sync" evaluates while training waits.
+    gate: "auto" begins beside training, tries evaluations between its steps when that is cheap, and keeps the faster;
+        "always" never tries; "sync" evaluates while training waits.
     timeout_s: seconds that an evaluation may run. max_age_steps: results that come when training is more steps ahead
         are "late": logged, but they decide nothing. None: no limit.
     load: (model, state) -> None, puts weights into the factory's model; None: as state dicts are loaded.

@@ -328,8 +328,8 @@ SAKURAKERASCALLBACK_DOC = """A callback of Keras's `fit` that evaluates beside t
         which the history says; "block" waits for the oldest; "queue" does so only when there are max_pending.
     async_copy: on CUDA, with torch, the copy to the host is not waited for.
     on_error: "record": evaluations that fail say so in the history; "raise": they end training.
-    gate: "auto" measures in the first epochs whether training is faster without it, and keeps what is; "always" never
-        tries; "sync" evaluates while training waits.
+    gate: "auto" begins beside training, tries evaluations between its steps when that is cheap, and keeps the faster;
+        "always" never tries; "sync" evaluates while training waits.
     timeout_s: seconds that an evaluation may run. max_age_steps: results that come when training is more optimizer
         steps ahead are "late": logged, but they decide nothing. None: no limit.
     snapshots: buffers of the copies of torch's tensors, to share with others. timeline: gets what took how long.

@@ -96,6 +96,7 @@ class AsyncTrainer:
         """
         trainer = self._trainer
         evaluator = self._evaluator()
+        evaluator.warm_up()
         try:
             for trained, epoch in enumerate(trainer._epochs, start=1):
                 trainer._epoch = epoch

@@ -51,6 +51,7 @@ class RankedEvaluator:
         if ranks.rank == 0:
             try:
                 self._evaluator = evaluator()
+                self._evaluator.warm_up()
             except Exception as raised:
                 error = raised
         self._agree_on(error)

@@ -347,6 +347,38 @@ def test_strict_waits_for_the_oldest_and_lazy_does_not() -> None:
         hand.end(1, {})
 
 
+def test_by_default_training_waits_for_no_cold_worker() -> None:
+    hand = ByHand()
+    with by_hand(hand, gate="auto", max_pending=9) as evaluator:
+        for step in range(1, 6):
+            assert evaluator.submit(state(), step=step) is None, "it did not wait"
+        assert evaluator.pending == 5
+        for at in range(5):
+            hand.end(at, {})
+        evaluator.drain()
+        assert evaluator.way == "beside"
+
+
+def test_a_warm_up_makes_the_model_elsewhere_and_says_once_what_fails(caplog: pytest.LogCaptureFixture) -> None:
+    hand = ByHand(shares_memory=False)
+    with by_hand(hand) as evaluator:
+        evaluator.warm_up()
+        job = hand.job(0)
+        assert job.is_warm_up
+        assert job.state is None
+        hand.end(0, ValueError("no base model"))
+        evaluator.submit(state(), step=1)
+        assert not hand.job(1).is_warm_up
+        hand.end(1, ValueError("no base model"))
+        assert steps(evaluator.drain()) == [(1, "failed")]
+    assert [each.getMessage() for each in caplog.records] == [
+        "evaluation: by hand cannot prepare for evaluations: ValueError: no base model"
+    ]
+    with by_hand(ByHand()) as here:
+        here.warm_up()
+    assert not here.history
+
+
 # The end -------------------------------------------------------------------------------------------------------------
 
 
