@@ -86,8 +86,8 @@ def make_private_folder(path: str) -> str:
         raise
     try:
         status = os.fstat(fd)
-        if status.st_uid != os.geteuid():
-            raise UsageError(f"folder={path}: belongs to {_name(status.st_uid)}; remove it, or set TMPDIR elsewhere")
+        if status.st_uid not in _our_ids() and not _is_trusted(os.path.abspath(path)):
+            raise UsageError(f"folder={path}: belongs to {_name(status.st_uid)}; {_advice(path)}")
         if status.st_mode & stat.S_IWOTH:
             raise UsageError(f"folder={path}: everybody may write to it; remove it")
         if status.st_mode & 0o077:

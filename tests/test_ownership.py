@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,15 +31,13 @@ STRANGER = 65534
 
 
 @pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary folder that everybody may write to, as /tmp."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    monkeypatch.setattr(ownership, "_LONGEST_BASE", 1000)  # a test's own folder has a long name
-    monkeypatch.delenv("SUDO_UID", raising=False)
-    return folder
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder that everybody may write to, as /tmp. Nobody but root can enter `tmp_path` of root."""
+    with tempfile.TemporaryDirectory(prefix="sky-", dir="/tmp") as folder:
+        os.chmod(folder, 0o1777)
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        monkeypatch.delenv("SUDO_UID", raising=False)
+        yield Path(folder)
 
 
 def of_a_stranger(path: Path, content: str | None = None) -> Path:
@@ -132,6 +132,25 @@ def test_a_file_that_everybody_may_write_to_or_a_pipe_decides_nothing(shared: Pa
     os.mkfifo(file)
     with pytest.raises(UsageError, match="no plain file"):
         check_file(str(file), "configuration")
+
+
+@pytest.mark.root
+def test_whoever_is_not_root_trusts_himself_and_root_and_nobody_else(shared: Path) -> None:
+    (shared / "of-root").touch(0o600)
+    os.chown(of_a_stranger(shared / "of-another", ""), STRANGER - 1, STRANGER)
+    child = os.fork()
+    if child == 0:  # which never becomes root again
+        os.setresuid(STRANGER, STRANGER, STRANGER)
+        code = 1
+        with contextlib.suppress(BaseException):
+            check_file(str(shared / "of-root"), "configuration")
+            os.environ["SUDO_UID"] = str(STRANGER - 1)  # anybody can set it
+            with pytest.raises(UsageError, match="belongs to"):
+                check_path(str(shared / "of-another"))
+            make_private_folder(str(shared / "ours"))
+            code = 0
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # Where it is asked --------------------------------------------------------------------------------------------------

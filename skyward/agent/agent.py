@@ -223,7 +223,8 @@ class Agent:
         """Give the client its end, behind what the slot must know before a task reaches it there."""
         client = self._client
         if slot.line is not None and client is not None and client.passes_fds and self._topology:
-            client.send(Kind.LINE, slot.line_number, fd=slot.line.fileno())
+            with contextlib.suppress(OSError):  # no descriptor is left: all calls go by the agent
+                client.send(Kind.LINE, slot.line_number, fd=slot.line.fileno())
             slot.line.close()
             slot.line = None
 

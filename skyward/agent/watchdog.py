@@ -64,19 +64,20 @@ def guard(run_agent: Callable[[], int], lease: Lease, folder: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent is told to end; then so are we
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     standby = os.getpid()
-    watchdog = _fork(lambda: _run_watchdog(run_agent, lease, standby), dies_by=signal.SIGCHLD)
+    watchdog = _fork(lambda: _run_watchdog(run_agent, lease, folder, standby), dies_by=signal.SIGCHLD)
     code = os.waitstatus_to_exitcode(os.waitpid(watchdog, 0)[1])
     _kill_children()
     shutil.rmtree(folder, ignore_errors=True)
     return code
 
 
-def _run_watchdog(run_agent: Callable[[], int], lease: Lease, standby: int) -> int:
+def _run_watchdog(run_agent: Callable[[], int], lease: Lease, folder: str, standby: int) -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGCHLD])
     agent = _fork(lambda: _run_agent(run_agent), dies_by=signal.SIGKILL)
     code = _watch(agent, lease, standby)
     _kill_children()
+    shutil.rmtree(folder, ignore_errors=True)  # the standby may be dead
     return code
 
 
