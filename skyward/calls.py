@@ -33,6 +33,7 @@ __all__ = [
     "PendingComputeGroup",
     "Target",
     "active_pool",
+    "activity",
     "as_compute",
     "compute",
     "find_by_name",
@@ -163,6 +164,8 @@ class ComputeFunction(Generic[P, T_co]):
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise WrongArguments. Arguments of one shape are checked once: binding costs more than the rest of a call."""
         check_arguments(self.fn, args, kwargs)
+        activity.calls_made += 1
+        activity.last_made = self.__name__
         if len(self._fitting) == _SHAPES:
             self._fitting.clear()
         self._fitting.add((len(args), *kwargs))
@@ -473,7 +476,22 @@ _of_process: list[Dispatcher] = []
 _lock = threading.Lock()
 
 
+class Activity:
+    """What happened in this process, so that a pool which closes can tell calls that were made and never sent.
+
+    Counted without a lock, and calls only the first time that they have a shape: enough to tell none from some.
+    """
+
+    calls_made = 0
+    last_made = ""
+    pools_opened = 0
+
+
+activity = Activity()
+
+
 def push_active(pool: Dispatcher) -> None:
+    activity.pools_opened += 1
     _of_context.set((*_of_context.get(), pool))
     with _lock:
         _of_process.append(pool)

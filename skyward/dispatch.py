@@ -12,7 +12,7 @@ from .cluster.gang import Gang
 from .cluster.nested import refuse_gang_options
 from .cluster.tasks import CallTask, PulledTask, ResultStream, Task
 from .errors import UsageError
-from .futures import Future
+from .futures import Failures, Future
 from .packing import Packing, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
 from .wire.payloads import Encoded
@@ -27,8 +27,9 @@ _PLAIN, _BROADCAST, _GANG = range(3)
 class Dispatch:
     """Makes tasks for one pool. Thread-safe."""
 
-    def __init__(self, engine: Engine, default_timeout_s: float | None) -> None:
+    def __init__(self, engine: Engine, default_timeout_s: float | None, failures: Failures | None = None) -> None:
         self._engine = engine
+        self.failures = failures
         self.packing = Packing()
         self._default_timeout_s = default_timeout_s
 
@@ -45,15 +46,19 @@ class Dispatch:
         is_strict: bool = False,
         leads: bool = False,
         seen: SeenArrays | None = None,
+        failures: Failures | None = None,
     ) -> Future[Any]:
         """A future of the call's value, or of an iterator if the function is a generator function.
 
         `nodes`: those that it may go to; None: any that is kept for no role.
         `leads`: the caller waits for it at once, and may do the reading; the future may be done when it is returned.
+        `failures`: where it is counted if it fails; for futures that users hold.
         """
         if pending.fn.launch.is_gang:
-            return self._gang(pending, nodes=None, one_of=nodes)
-        return self._call(pending, kind=_PLAIN, nodes=nodes, is_strict=is_strict, leads=leads, seen=seen)
+            return self._gang(pending, nodes=None, one_of=nodes, failures=failures)
+        return self._call(
+            pending, kind=_PLAIN, nodes=nodes, is_strict=is_strict, leads=leads, seen=seen, failures=failures
+        )
 
     def on_each_node(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
         """One future for each of the nodes; or, for a gang, one future of the whole list."""
@@ -74,6 +79,7 @@ class Dispatch:
         is_strict: bool = False,
         leads: bool = False,
         seen: SeenArrays | None = None,
+        failures: Failures | None = None,
     ) -> Future[Any]:
         engine, options = self._engine, pending.options
         task_id = engine.next_id()
@@ -85,6 +91,8 @@ class Dispatch:
             lead=None if leads else lambda future: engine.leading.lead(task_id, future),
         )
         future.call_id = task_id
+        if failures is not None:
+            future.failures = failures
         task: Task
         if sources or pending.fn.is_generator:
             _refuse_retries(pending, reads=bool(sources))
@@ -153,7 +161,12 @@ class Dispatch:
         return FedStreamTask(stream=weakref.ref(stream), **common)
 
     def _gang(
-        self, pending: PendingCompute[Any], *, nodes: tuple[int, ...] | None, one_of: tuple[int, ...] | None = None
+        self,
+        pending: PendingCompute[Any],
+        *,
+        nodes: tuple[int, ...] | None,
+        one_of: tuple[int, ...] | None = None,
+        failures: Failures | None = None,
     ) -> Future[Any]:
         engine, launch = self._engine, pending.fn.launch
         if pending.fn.is_generator:
@@ -183,6 +196,7 @@ class Dispatch:
             restarts_left=options.max_restarts,
         )
         gang.future.call_id = gang_id
+        gang.future.failures = failures
         engine.submit_gang(gang)
         return gang.future
 

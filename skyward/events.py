@@ -3,7 +3,7 @@
     pool       PoolStarted, PoolReady, PoolClosed
     machine    InstanceLaunched, InstanceTerminated, NodeReady, NodeLost, NodeReplaced, LinkLost, LinkRestored
     its way up PhaseStarted, PhaseOutput, PhaseEnded, PhaseFailed
-    call       TaskSent, TaskEnded
+    call       TaskSent, TaskEnded, Overlooked
     from time to time  NodeUsage, CostUpdated, BudgetWarning
     reader     EventsDropped
 
@@ -38,6 +38,7 @@ __all__ = [
     "NodeReady",
     "NodeReplaced",
     "NodeUsage",
+    "Overlooked",
     "PhaseEnded",
     "PhaseFailed",
     "PhaseOutput",
@@ -231,6 +232,13 @@ class TaskEnded(Event):
     seconds: float
     rank: int | None = None
     calls: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlooked(Event):
+    """A pool that closes tells what its program seems to have overlooked: a failure that nobody read, and the like."""
+
+    text: str
 
 
 # From time to time ---------------------------------------------------------------------------------------------------

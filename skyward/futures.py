@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from . import interrupts
 from .errors import UsageError
 
-__all__ = ["Future", "Undecoded", "refuse_to_wait", "this_thread"]
+__all__ = ["Failures", "Future", "Undecoded", "refuse_to_wait", "this_thread"]
 
 T = TypeVar("T")
 
@@ -69,12 +69,52 @@ class _Remote(Exception):
         self.error = error
 
 
+class Failures:
+    """Calls of a pool that failed, until somebody reads their futures. Thread-safe."""
+
+    _KEPT = 8
+
+    def __init__(self) -> None:
+        self.unread = 0
+        self._first: list[Future[Any]] = []
+        self._lock = threading.RLock()  # a signal handler may read a future, too
+
+    def failed(self, future: Future[Any]) -> None:
+        with self._lock:
+            if future.is_read:  # whoever waited was quicker
+                return
+            self.unread += 1
+            future.is_unread_failure = True
+            if len(self._first) < self._KEPT:
+                self._first.append(future)
+
+    def read(self, future: Future[Any]) -> None:
+        with self._lock:
+            future.is_read = True
+            if future.is_unread_failure:
+                future.is_unread_failure = False
+                self.unread -= 1
+                if future in self._first:
+                    self._first.remove(future)
+
+    def first_error(self) -> BaseException | None:
+        """The first error that is unread; it counts as read now. None where only later ones are."""
+        with self._lock:
+            first = self._first[0] if self._first else None
+        return None if first is None else first.exception()
+
+
 class Future(concurrent.futures.Future[T]):
     """A `concurrent.futures.Future`: it works with `wait`, `as_completed` and asyncio.
 
     It differs in one thing: `cancel()` also stops a call that is running, and returns True if the value will not be
     delivered. A running call gets SIGINT (a KeyboardInterrupt in Python code), a grace, then SIGKILL.
     """
+
+    failures: Failures | None = None
+    """Where it is counted if it fails, until it is read."""
+    is_read = False
+    is_unread_failure = False
 
     def __init__(
         self,
@@ -132,6 +172,12 @@ class Future(concurrent.futures.Future[T]):
             self.set_exception(_Remote(error) if isinstance(error, Undecoded) else error)
         except concurrent.futures.InvalidStateError:
             return
+        if self.failures is not None:
+            self.failures.failed(self)
+
+    def _count_read(self) -> None:
+        if self.failures is not None:
+            self.failures.read(self)
 
     @property
     def has_failed(self) -> bool:
@@ -151,9 +197,12 @@ class Future(concurrent.futures.Future[T]):
         try:
             value: Any = super().result(timeout)
         except _Remote as held:
+            self._count_read()
             self._wait_shown()
             remote = held.error
         except BaseException:
+            if self.has_failed:
+                self._count_read()
             self._wait_shown()
             del self  # no reference cycle through the traceback
             raise
@@ -170,6 +219,8 @@ class Future(concurrent.futures.Future[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the call raised, None if it returned; waits for it."""
         error = super().exception(timeout)
+        if error is not None:
+            self._count_read()
         self._wait_shown()
         if error is not None and not isinstance(error, _Remote):
             return error

@@ -35,13 +35,14 @@ from .control import Client
 from .cost import Forecast, forecast
 from .dispatch import Dispatch
 from .errors import PoolClosed, SkywardError, UsageError
-from .events import Event, PoolReady, PoolStarted
+from .events import Event, Overlooked, PoolReady, PoolStarted
 from .events import PoolClosed as ClosedEvent
 from .image import DEFAULT_IMAGE, Image
 from .live import LivePool
 from .logs import Lines, LogFiles
 from .machine import LogSink, Offer, PoolSpec
 from .options import ALIASES, check_options, is_pool_name, translated
+from .oversights import Oversights
 from .packing import packed_initializer
 from .pool_machines import PoolMachines
 from .presence import Presence
@@ -51,6 +52,7 @@ from .remote_control import control_of
 from .signatures import checked_options
 from .slot.handle import TargetHandle
 from .targets import Calls, NodeCount, NodeTarget, checked_nodes, checked_roles
+from .user_warnings import warn_user
 
 __all__ = ["ComputePool"]
 
@@ -196,6 +198,7 @@ class ComputePool(Calls):
         weakref.finalize(self, self._announcer.close).atexit = False  # readers of one that was never entered
         self._budget_usd = budget_usd
         self._ended_by: SkywardError | None = None
+        self._oversights = Oversights()
         self._began_at = 0.0
 
     @classmethod
@@ -370,7 +373,8 @@ class ComputePool(Calls):
             if self._console is not None and self._console.wants_usage:
                 engine.nodes.ask_usage(_USAGE_S)
             self._announcer.emit(PoolReady(pool=self._name, seconds=time.monotonic() - self._began_at))
-            self._dispatch = Dispatch(engine, self._default_timeout_s)
+            self._oversights = Oversights()
+            self._dispatch = Dispatch(engine, self._default_timeout_s, self._oversights.failures)
         if self._ended_by is not None:  # in the last moment
             self.close(cancel=True)
             raise self._ended_by
@@ -412,7 +416,7 @@ class ComputePool(Calls):
             raise self._ended_by
         devices = {node: engine.nodes.devices(node) for node in range(self._spec.nodes)}
         if sharing := sharing_of_pool(devices, self.concurrency):
-            warnings.warn(sharing, stacklevel=4)
+            warn_user(sharing)
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""
@@ -429,6 +433,8 @@ class ComputePool(Calls):
                 else:
                     engine.streams.close_all()
                     engine.wait_idle()
+                    for text in self._oversights.found(engine):
+                        self._announcer.emit(Overlooked(text=text))
                 engine.wait_stopped()
         finally:
             pop_active(self)
@@ -526,10 +532,9 @@ class ComputePool(Calls):
     def _warn_unused(self) -> None:
         unused = self._spec.image.unused_fields(self.provider.acts_on_image)
         if unused:
-            warnings.warn(
+            warn_user(
                 f"Image: {', '.join(unused)} has no effect with {self.provider!r}: its nodes use this environment; "
-                "install there what the calls need",
-                stacklevel=5,
+                "install there what the calls need"
             )
 
     def _look_at_image(self) -> None:

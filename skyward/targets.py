@@ -100,10 +100,16 @@ class Calls(TargetOperators, ABC):
     ) -> Future[T]:
         """Run the call on one of the nodes; a future of its value: `pending > pool`. It takes what `run` takes."""
         pending: PendingCompute[T] = pending_of(call, args, kwargs)
-        return self._running()[1].on_one_node(pending, nodes=self._goes_to)
+        _, dispatch = self._running()
+        return dispatch.on_one_node(pending, nodes=self._goes_to, failures=dispatch.failures)
 
     def _submit_strict(self, pending: PendingCompute[T]) -> Future[T]:
-        return self._running()[1].on_one_node(pending, nodes=self._goes_to, is_strict=True)
+        _, dispatch = self._running()
+        return dispatch.on_one_node(pending, nodes=self._goes_to, is_strict=True, failures=dispatch.failures)
+
+    def _submit_part(self, pending: PendingCompute[Any]) -> Future[Any]:
+        """Of a group, whose own future is the one that users hold."""
+        return self._running()[1].on_one_node(pending, nodes=self._goes_to)
 
     def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]:
         """`submit` for integrations that send the same arrays many times; see SeenArrays."""
@@ -133,15 +139,15 @@ class Calls(TargetOperators, ABC):
 
     def run_group(self, group: PendingComputeGroup) -> Any:
         """Run the calls in parallel: a tuple of values, or an iterator if the group streams."""
-        futures = [self.submit(pending) for pending in group]
+        futures = [self._submit_part(pending) for pending in group]
         if group.stream:
             return streamed(futures, ordered=group.ordered)
         return tuple(values_of(futures))
 
     def submit_group(self, group: PendingComputeGroup) -> Future[tuple[Any, ...]]:
         """A future of the tuple of values. Cancelling it cancels all calls."""
-        futures = [self.submit(pending) for pending in group]
-        return joined(futures)
+        _, dispatch = self._running()
+        return joined([self._submit_part(pending) for pending in group], dispatch.failures)
 
     async def run_async(
         self, call: PendingCompute[T] | PendingComputeGroup | Callable[..., T], /, *args: Any, **kwargs: Any

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from . import interrupts
-from .futures import Future, Undecoded, refuse_to_wait
+from .futures import Failures, Future, Undecoded, refuse_to_wait
 
 __all__ = ["joined", "streamed", "value_of", "values_of"]
 
@@ -64,13 +64,17 @@ def _stop(futures: list[Future[T]]) -> None:
             future.cancel()
 
 
-def joined(futures: list[Future[Any]]) -> Future[tuple[Any, ...]]:
-    """A future of all values; the first error, or cancelling it, stops the others."""
+def joined(futures: list[Future[Any]], failures: Failures | None = None) -> Future[tuple[Any, ...]]:
+    """A future of all values; the first error, or cancelling it, stops the others.
+
+    `failures`: where it is counted if it fails.
+    """
 
     def stop() -> None:
         _stop(futures)
 
     all_of_them: Future[tuple[Any, ...]] = Future(stop)
+    all_of_them.failures = failures
     left = len(futures)
     lock = threading.Lock()
 

@@ -7,7 +7,10 @@ import copy
 import functools
 import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -360,6 +363,71 @@ def test_a_target_takes_a_function_and_its_arguments_as_an_executor_does(pool: s
         return [target.run(plain, 3, height=4), target.submit(plain, 3).result(), target.broadcast(plain, 2)]
 
     assert inside(pool.node(1)) >> pool.node(0) == [12, 3, [2]]
+
+
+OVERLOOKED = """
+import sys
+import skyward as sky
+
+@sky.compute
+def inverse(x):
+    return 1 / x
+
+def tried(wait):
+    try:
+        wait()
+    except ZeroDivisionError:
+        print("read", file=sys.stderr)
+
+with sky.ComputePool(sky.Local(), logs=False, name="read") as pool:
+    future, group = inverse(0) > pool, (inverse(0) & inverse(0)) > pool
+    tried(future.result)
+    tried(lambda: sys.stderr.write(f"{type(group.exception()).__name__}\\n"))
+    tried(lambda: inverse(0) >> pool)
+    tried(lambda: (inverse(0) & inverse(0)) >> pool)
+    (inverse(0) > pool).cancel()
+    other = sky.ComputePool(sky.Local(), logs=False, name="one").start()
+    dropped = inverse(0) > other
+    other.close()
+with sky.ComputePool(sky.Local(), logs=False, name="many") as pool:
+    held = [inverse(0) > pool for _ in range(20)]
+    (inverse(0) & inverse(1)) > pool
+    pool.executor().submit(inverse, 0)
+with sky.ComputePool(sky.Local(), logs=False, name="none") as pool:
+    inverse(1, )
+    sky.compute(lambda x: x)(1)
+with sky.ComputePool(sky.Local(), logs=False, name="some") as pool:
+    sky.compute(max)(1, 2)
+    inverse(1) >> pool
+"""
+
+
+def test_a_pool_that_closes_says_what_nobody_read_and_what_was_never_sent(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OVERLOOKED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=100)
+    division = "ZeroDivisionError: division by zero"
+    assert done.stderr.splitlines() == [
+        "read",
+        "ZeroDivisionError",
+        "read",
+        "read",
+        f"skyward: one: 1 call failed and its future was not read: {division}",
+        f"skyward: many: 22 calls failed and their futures were not read, the first with {division}",
+        "skyward: none: no call was sent; <lambda>(...) alone runs nothing: write <lambda>(...) >> pool",
+    ]
+
+
+@pytest.mark.parametrize("open_pool", [sky.ComputePool, sky.integrations.JoblibPool])
+def test_a_warning_about_the_image_names_the_line_that_opens_the_pool(open_pool: Callable[..., Any]) -> None:
+    def opened() -> None:
+        with open_pool(sky.Local(), image=sky.Image(pip=["polars"]), logs=False):
+            pass
+
+    with pytest.warns(UserWarning, match="Image: pip has no effect") as told:
+        opened()
+    line = opened.__code__.co_firstlineno + 1
+    assert [(warning.filename, warning.lineno) for warning in told] == [(__file__, line)]
 
 
 def _expect(pool: sky.ComputePool, mistake: Mistake) -> None:

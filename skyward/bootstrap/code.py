@@ -10,12 +10,12 @@ import os
 import stat
 import sys
 import tarfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import UsageError
 from ..image import Image
+from ..user_warnings import warn_user
 from .ignore import ALWAYS, Rules, rules_above, rules_in
 from .roots import Root, editable_metadata, local_roots
 
@@ -82,11 +82,9 @@ def gather(
         )
     included = [gathered.include(entry, here) for entry in image.includes]
     if gathered.size > _MUCH:
-        warnings.warn(f"{gathered.size / 1e6:.0f} MB go to each node: {gathered.largest()}", stacklevel=3)
+        warn_user(f"{gathered.size / 1e6:.0f} MB go to each node: {gathered.largest()}")
     if gathered.left_out:
-        warnings.warn(
-            f"too large to travel unless Image(includes=[...]) names them: {', '.join(gathered.left_out)}", stacklevel=3
-        )
+        warn_user(f"too large to travel unless Image(includes=[...]) names them: {', '.join(gathered.left_out)}")
     metadata = [gathered.add_metadata(folder) for folder in editable_metadata(path, roots)]
     on_path = (*filter(None, included), *(places[root.folder] for root in roots), _CWD, *metadata)
     return gathered.packed(tuple(dict.fromkeys(on_path)))

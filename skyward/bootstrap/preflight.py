@@ -9,13 +9,13 @@ import platform
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import UsageError
 from ..image import Image
+from ..user_warnings import warn_user
 from .code import Code
 from .environments import users_for
 from .imports import imported_there, left_behind
@@ -51,7 +51,7 @@ def check(image: Image, code: Code | None, *, architecture: Architecture | None 
     found = preflight(image, code, architecture=architecture, resolves=resolves)
     for finding in found:
         if not finding.is_certain:
-            warnings.warn(str(finding), stacklevel=4)
+            warn_user(str(finding))
     certain = [str(finding) for finding in found if finding.is_certain]
     if certain:
         raise UsageError("no machine was started, as this would fail there:\n  - " + "\n  - ".join(certain))

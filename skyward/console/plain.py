@@ -37,6 +37,8 @@ class PlainLines:
                 return f"node {event.node} was replaced after {duration(event.seconds)}"
             case told.PreemptionNotice() | told.LinkLost() | told.LinkRestored():
                 return f"node {event.node}: {_trouble(event)}"
+            case told.Overlooked():
+                return printable(event.text)
             case told.BudgetWarning():
                 return (
                     f"{usd(event.spent_usd)} of the budget of {usd(event.budget_usd)} are spent; "
