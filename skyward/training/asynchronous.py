@@ -25,10 +25,11 @@ from functools import partial
 from typing import Any
 
 from ..errors import UsageError
-from .bus import CallbackHandler, callback_name, callback_state_key, handlers_of
+from .bus import CallbackHandler, callback_name, callback_state_key
 from .event_copies import LIVE, event_as_it_is
 from .events import EVENTS, ErrorPolicy, Stateful, TrainerCallback
 from .handler_queue import Call, HandlerQueue
+from .handlers import handlers_of
 
 __all__ = ["Asynchronous", "asynchronously"]
 

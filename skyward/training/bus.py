@@ -9,22 +9,21 @@ which raises everywhere: the callback's own exception on its rank, `RankFailed` 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from ..errors import UsageError
 from .agree import Alone, Failure, RankFailed, Ranks
 from .events import EVENTS, ErrorPolicy, Stateful, TrainerControl
+from .handlers import Handler, check_handlers, has_handler, keyword_handler, misnamed_handlers, was_not_entered
 
-__all__ = ["CallbackHandler", "callback_name", "callback_state_key", "handlers_of"]
+__all__ = ["CallbackHandler", "callback_name", "callback_state_key"]
 
 _log = logging.getLogger(__name__)
 
 _FAILED = 1 << 62
 """The bit of `agree` that says: this rank keeps an error. Above all flags of a control."""
-
-Handler = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,15 @@ class CallbackHandler:
         """Appends one, or a class of one. One that fires events itself gets this object by its `join_bus`."""
         made = callback() if isinstance(callback, type) else callback
         if not any(callable(getattr(made, event, None)) for event in EVENTS) and not isinstance(made, Stateful):
+            meant = "".join(f" ({name}: did you mean {event}?)" for name, event in misnamed_handlers(made))
             raise UsageError(
-                f"callbacks: {made!r} has no handler of an event; they are named {EVENTS[0]}, {EVENTS[1]}, ..., "
+                f"callbacks: {made!r} has no handler of an event{meant}; they are named {EVENTS[0]}, {EVENTS[1]}, ..., "
                 f"{EVENTS[-1]}"
+            )
+        check_handlers(made)
+        for name, event in misnamed_handlers(made):
+            _log.warning(
+                "%s.%s is never called: there is no such event; did you mean %s?", callback_name(made), name, event
             )
         if isinstance(made, Stateful):
             key = callback_state_key(made)
@@ -200,14 +205,14 @@ class CallbackHandler:
 
     def _entries(self, event: str) -> Iterator[_Entry]:
         for callback in self._callbacks:
-            if any(callback is each for each in self._disabled) or not _defines(callback, event):
+            if any(callback is each for each in self._disabled) or not has_handler(callback, event):
                 continue
             is_collective = self.ranks.world_size > 1 and event in getattr(callback, "collective_events", ())
             if not is_collective and any(callback is each for each, _, _ in self._broken):
                 continue
             runs_here = getattr(callback, "runs_on", "every_rank") == "every_rank" or self.ranks.rank == 0
             if runs_here or is_collective:
-                yield _Entry(callback, _by_keyword(callback, event), is_collective)
+                yield _Entry(callback, keyword_handler(callback, event), is_collective)
 
     def _together(self, entry: _Entry, context: Mapping[str, Any]) -> Any:
         """A collective handler's answer, when it has ended well on all ranks."""
@@ -221,6 +226,8 @@ class CallbackHandler:
         from_elsewhere = isinstance(error, RankFailed)
         if entry.is_collective and not from_elsewhere:
             self.ranks.fail(Failure.of(self.ranks.rank, error, where))
+        if was_not_entered(error, __name__):
+            error.add_note(f"{where} gets everything by keyword: name what it needs (args, state, ...), and **kwargs")
         policy: ErrorPolicy = getattr(entry.callback, "on_error", "raise")
         if policy == "disable":
             self._index = None
@@ -269,33 +276,6 @@ def callback_state_key(callback: object) -> str:
     """What its state is called in a checkpoint."""
     key = getattr(callback, "state_key", None)
     return key if isinstance(key, str) else type(callback).__qualname__
-
-
-def handlers_of(callback: object) -> dict[str, Handler]:
-    """By event, as the bus calls them: everything by keyword."""
-    return {event: _by_keyword(callback, event) for event in EVENTS if _defines(callback, event)}
-
-
-def _defines(callback: object, event: str) -> bool:
-    """Whether it has a handler that is not the empty one of Hugging Face's base class, which is no class to import."""
-    if event in getattr(callback, "__dict__", {}):
-        return True
-    for each in type(callback).__mro__:
-        if event in vars(each):
-            return not (each.__name__ == "TrainerCallback" and each.__module__.startswith("transformers."))
-    return False
-
-
-def _by_keyword(callback: object, event: str) -> Handler:
-    """Its handler. Those of Hugging Face's take the first three by position, whatever they call them."""
-    handler: Handler = getattr(callback, event)
-    if not any(each.__module__.startswith("transformers.") for each in type(callback).__mro__):
-        return handler
-
-    def positional(*, args: Any, state: Any, control: Any, ranks: Any, **context: Any) -> Any:
-        return handler(args, state, control, **context)
-
-    return positional
 
 
 def _copy(answer: object, control: TrainerControl) -> None:

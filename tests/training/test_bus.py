@@ -134,6 +134,81 @@ def test_what_has_no_handler_is_refused() -> None:
         CallbackHandler([object()])
 
 
+def test_a_misspelt_handler_is_warned_of_with_the_event_that_was_meant(caplog: pytest.LogCaptureFixture) -> None:
+    class Misspelt(TrainerCallback):
+        def on_log(self, **_: Any) -> None: ...
+
+        def on_stepend(self, **_: Any) -> None: ...
+
+        def on_train_batch_end(self, **_: Any) -> None: ...  # Lightning's and Keras's
+
+        def on_demand(self) -> None: ...  # a method of the user's own
+
+    CallbackHandler([Misspelt()])
+    assert [record.getMessage() for record in caplog.records] == [
+        "Misspelt.on_stepend is never called: there is no such event; did you mean on_step_end?",
+        "Misspelt.on_train_batch_end is never called: there is no such event; did you mean on_step_end?",
+    ]
+
+
+def test_a_callback_with_nothing_but_a_misspelt_handler_is_told_what_was_meant() -> None:
+    class Misspelt:
+        def on_logs(self, **_: Any) -> None: ...
+
+    with pytest.raises(UsageError, match=r"has no handler of an event \(on_logs: did you mean on_log\?\)"):
+        CallbackHandler([Misspelt()])
+
+
+def test_the_first_three_may_have_any_names() -> None:
+    got: list[Any] = []
+
+    class Positional(TrainerCallback):
+        def on_step_end(self, a: Any, s: Any, c: Any, **kw: Any) -> None:
+            got.append((a, s, c, kw["model"], "args" in kw))
+
+        def on_log(self, args: Any, s: Any, control: Any, /, logs: Any, **_: Any) -> None:
+            got.append((args, s, control, logs))
+
+        def on_save(self, state: Any, checkpoint: str, model: Any, **_: Any) -> None:
+            got.append((state, checkpoint, model))
+
+    handler, control = CallbackHandler([Positional()]), TrainerControl()
+    given: dict[str, Any] = {"args": "arguments", "state": "where", "control": control, "model": "net"}
+    handler.fire("on_step_end", **given)
+    handler.fire("on_log", logs={"loss": 1}, **given)
+    handler.fire("on_save", checkpoint="there", **given)
+    assert got == [
+        ("arguments", "where", control, "net", False),
+        ("arguments", "where", control, {"loss": 1}),
+        ("where", "there", "net"),
+    ]
+
+
+def test_a_handler_that_cannot_take_everything_is_refused_before_training() -> None:
+    class Short(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any) -> None: ...
+
+    with pytest.raises(UsageError, match=r"Short.on_save\(args, state, control\): .* add \*\*kwargs"):
+        CallbackHandler([Short()])
+
+
+def test_a_parameter_that_no_event_gives_is_explained() -> None:
+    class Asks(TrainerCallback):
+        def on_step_end(self, step: int, **_: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="'step'") as caught:
+        fire(CallbackHandler([Asks()]), "on_step_end")
+    assert "Asks.on_step_end gets everything by keyword" in caught.value.__notes__[0]
+
+    class Fails(TrainerCallback):
+        def on_step_end(self, **_: Any) -> None:
+            raise TypeError("of its own")
+
+    with pytest.raises(TypeError, match="of its own") as caught:
+        fire(CallbackHandler([Fails()]), "on_step_end")
+    assert not any("keyword" in note for note in caught.value.__notes__)
+
+
 def test_a_control_is_a_number_and_back() -> None:
     for bits in range(64):
         control = TrainerControl()

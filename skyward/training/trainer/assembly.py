@@ -27,6 +27,7 @@ from .determinism import make_deterministic
 from .evaluation import plain
 from .optimization import Scheduler
 from .outputs import EvalPrediction
+from .parts import CheckpointParts
 from .precision import Precision
 from .reading import has_length
 from .record import Record
@@ -107,7 +108,7 @@ class Assembly:
         self._eval_loader: Any = None
         self._context: dict[str, Any] | None = None
         self._last_step: tuple[torch.Tensor | None, float] = (None, 0.0)  # its gradients' norm, its learning rate
-        self._pending_rng: str | None = None
+        self._pending_rng: tuple[str, CheckpointParts] | None = None
         self._is_scheduled = False  # whether the cadence asks for the save that is asked for
         self._weights: int | None = None  # parameters but for tables of embeddings, counted when needed
         self._is_compiled = self._has_begun = False

@@ -11,7 +11,8 @@ from typing import Any
 from ..checkpoint import RNGState, RunTerminated, SharingPattern, StateComponent
 from ..events import TrainerState
 from .assembly import Assembly, Position
-from .saves import Saved
+from .parts import CheckpointParts
+from .saves import Saved, checkpoint_to_resume
 from .states import ModelState, OptimizerState, RunState, write_weights
 from .world import is_sharded
 
@@ -22,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 class Checkpointing(Assembly):
     """Saves and loads of a run."""
+
+    _chosen: tuple[str, CheckpointParts] | None = None
+    """What the next `train` goes on from."""
 
     def get_state_components(self, *, for_saving: bool = False) -> list[StateComponent]:
         """What a checkpoint of this run is made of. Between `train`'s begin and end.
@@ -81,13 +85,63 @@ class Checkpointing(Assembly):
 
     def _restore_rng(self) -> None:
         if self._pending_rng is not None:
-            path, self._pending_rng = self._pending_rng, None
-            self._load(path, only={"rng"})
+            (path, parts), self._pending_rng = self._pending_rng, None
+            self._load(path, only={"rng"}, parts=parts)
 
-    def _load(self, path: str, *, only: Collection[str] | None = None, skip: Collection[str] = ()) -> None:
-        components = self.get_state_components()
-        keys = {each.key for each in components} - set(skip) if only is None else only
-        self.checkpoints.load(path, components, only=keys, process_groups=self.get_process_groups())
+    def load_checkpoint(
+        self,
+        path: bool | str | os.PathLike[str],
+        strict: bool = True,
+        *,
+        only: Collection[str] | None = None,
+        skip: Collection[str] = (),
+    ) -> None:
+        """Load the model of a checkpoint now, and the rest when `train` begins, which then goes on from there.
+
+        Collective. `train(resume_from_checkpoint=...)` takes another checkpoint instead.
+
+        Args:
+            path: a folder, True (the newest) or "auto" (the newest, if there is one), as in TrainingArguments.
+            strict: False: what the checkpoint lacks is warned of, and stays as it is.
+            only: keys of the components that count, such as "model", "optimizer", "dataset"; None: all of them. With
+                `only=["model"]` a new run begins at step 0 with these weights.
+            skip: keys of those that do not.
+
+        Raises:
+            UsageError: there is no checkpoint, or no such component; the latter when `train` begins.
+            CheckpointNotFound, CheckpointCorrupt, CheckpointMismatch: on all ranks, before anything is changed.
+        """
+        parts = CheckpointParts(strict=strict, only=only, skip=skip)
+        found = checkpoint_to_resume(path, self.args, self.checkpoints, self.ranks)
+        if found is None:
+            return
+        self._chosen = found, parts
+        if "model" not in skip and (only is None or "model" in only):
+            model = self._component("model", ModelState(self.model), self._shared_pattern())
+            groups = self.get_process_groups()
+            self.checkpoints.load(found, [model], strict=strict, process_groups=groups)
+
+    def _checkpoint_to_resume(self, asked: bool | str | os.PathLike[str] | None) -> tuple[str | None, CheckpointParts]:
+        """What `train` goes on from: what it is asked for, else what was loaded before, else what the arguments say."""
+        chosen, self._chosen = self._chosen, None
+        if asked is None and chosen is not None:
+            return chosen
+        return checkpoint_to_resume(asked, self.args, self.checkpoints, self.ranks), CheckpointParts()
+
+    def _load(
+        self,
+        path: str,
+        *,
+        only: Collection[str] | None = None,
+        skip: Collection[str] = (),
+        parts: CheckpointParts | None = None,
+    ) -> None:
+        parts, components = parts or CheckpointParts(), self.get_state_components()
+        keys = parts.of([each.key for each in components]) - set(skip)
+        keys = keys if only is None else keys & set(only)
+        if keys:
+            groups = self.get_process_groups()
+            self.checkpoints.load(path, components, strict=parts.strict, only=keys, process_groups=groups)
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
         """Writes the weights: as the model does it (`save_pretrained`), else as model.safetensors. Collective."""

@@ -27,7 +27,7 @@ from .checkpointing import Checkpointing
 from .optimization import Scheduler, learning_rate_of, make_optimizer, make_scheduler
 from .outputs import TrainOutput
 from .record import Record
-from .saves import Saves, Termination, checkpoint_to_resume
+from .saves import Saves, Termination
 from .scoring import Scoring, speed
 from .stream import Stream
 from .world import accumulating, wrap
@@ -87,7 +87,7 @@ class Trainer(Scoring, Checkpointing):
 
     def _prepare(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None) -> int:
         """Makes everything, loads the checkpoint if there is one. Gives the step that the run begins after."""
-        path = checkpoint_to_resume(resume_from_checkpoint, self.args, self.checkpoints, self.ranks)
+        path, parts = self._checkpoint_to_resume(resume_from_checkpoint)
         seed_everything((self.args.seed + self.ranks.rank) % 2**32)
         self.state = self._new_state()
         self.state.epoch = 0.0
@@ -100,8 +100,8 @@ class Trainer(Scoring, Checkpointing):
         self._set_length(self._stream.rounds)
         self._prepare_model()
         if path is not None:
-            self._load(path, skip={"rng"})
-            self._pending_rng = path
+            self._load(path, skip={"rng"}, parts=parts)
+            self._pending_rng = path, parts
         # What the arguments say now holds, not what they said when the checkpoint was made.
         self._set_length(self._stream.rounds)
         self.model.train()

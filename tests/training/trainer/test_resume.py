@@ -16,7 +16,7 @@ import torch
 
 from skyward.errors import CheckpointError, UsageError
 from skyward.training import JsonLogger, Trainer
-from tests.training.trainer.regression import Line, Points, Stream, callback, history, losses, run
+from tests.training.trainer.regression import Line, Points, Stream, callback, history, losses, run, trainer
 
 # Everything that could go wrong: samples in a new order each epoch, dropout and noise from the generators,
 # micro-batches that do not divide the epoch, an interval between logs that does not divide that between saves,
@@ -191,3 +191,57 @@ def test_true_needs_a_checkpoint_and_auto_does_not(tmp_path: Path) -> None:
     assert run(tmp_path, None, max_steps=4, resume_from_checkpoint=tmp_path / "checkpoint-3").state.global_step == 4
     with pytest.raises(CheckpointError, match="checkpoint-9: no checkpoint is there"):
         run(tmp_path, str(tmp_path / "checkpoint-9"), max_steps=4)
+
+
+def test_a_resume_leaves_out_what_is_skipped(tmp_path: Path) -> None:
+    run(tmp_path / "first", max_steps=6, save_steps=3, learning_rate=0.1)
+    made = trainer(tmp_path / "second", max_steps=6, save_strategy="no", learning_rate=0.01, callbacks=[
+        callback(on_train_begin=lambda optimizer, state, **_: seen.append((len(optimizer.state), state.global_step)))
+    ])  # fmt: skip
+    seen: list[tuple[int, int]] = []
+    made.load_checkpoint(str(tmp_path / "first" / "checkpoint-3"), skip=["optimizer", "scheduler"])
+    assert isinstance(made.model, Line)
+    loaded = made.model.a.item()
+    assert loaded != 0.0  # the model is there before training begins
+    made.train()
+    assert seen == [(0, 3)]
+    assert made.state.global_step == 6
+    made.train()
+    assert seen[1] == (2, 0)  # once: what was loaded is used up
+
+
+def test_a_new_run_begins_with_the_weights_of_another_alone(tmp_path: Path) -> None:
+    first = run(tmp_path, max_steps=4, save_steps=4)
+    made = trainer(tmp_path, max_steps=2, save_strategy="no", learning_rate=0.0)
+    made.load_checkpoint(True, only=["model"])
+    made.train()
+    assert made.state.global_step == 2
+    assert [each.item() for each in made.model.parameters()] == [each.item() for each in first.model.parameters()]
+
+
+def test_what_a_checkpoint_lacks_is_warned_of_where_it_is_not_strict(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, max_steps=4, save_steps=4, save_only_model=True)
+    strict, lenient = trainer(tmp_path, max_steps=2, save_strategy="no"), trainer(tmp_path, max_steps=2)
+    strict.load_checkpoint(True)
+    with pytest.raises(CheckpointError, match="strict=False goes on without it"):
+        strict.train()
+    lenient.load_checkpoint(True, strict=False)
+    lenient.train()
+    assert lenient.state.global_step == 2
+    assert "optimizer is not loaded" in caplog.text
+
+
+def test_components_that_there_are_not_are_named(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=2, save_steps=2)
+    made = trainer(tmp_path, max_steps=4)
+    made.load_checkpoint("auto", skip=["optimiser"])
+    with pytest.raises(
+        UsageError, match=r"skip=\['optimiser'\]: this run has no component 'optimiser'; they are callb"
+    ):
+        made.train()
+    with pytest.raises(UsageError, match=r"skip='optimizer': must be several keys; write skip=\['optimizer'\]"):
+        made.load_checkpoint(True, skip="optimizer")
+    with pytest.raises(UsageError, match="no checkpoint in"):
+        trainer(tmp_path / "empty").load_checkpoint(True)

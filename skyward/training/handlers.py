@@ -1,0 +1,149 @@
+"""A callback's handlers: which events it has, how each is called, and what its author has most likely mistaken."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from ..errors import UsageError
+from .events import EVENTS
+
+__all__ = [
+    "Handler",
+    "check_handlers",
+    "handlers_of",
+    "has_handler",
+    "keyword_handler",
+    "misnamed_handlers",
+    "was_not_entered",
+]
+
+Handler = Callable[..., Any]
+
+FIRST = ("args", "state", "control")
+"""What Hugging Face's Trainer gives by position."""
+GIVEN = frozenset(
+    (*FIRST, "ranks", "model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+) | {"trainer", "logs", "metrics", "checkpoint", "saved_step"}
+"""What events give by name."""
+ELSEWHERE = {
+    "on_train_start": "on_train_begin",
+    "on_fit_start": "on_train_begin",
+    "on_fit_end": "on_train_end",
+    "on_epoch_start": "on_epoch_begin",
+    "on_train_epoch_start": "on_epoch_begin",
+    "on_train_epoch_end": "on_epoch_end",
+    "on_batch_begin": "on_step_begin",
+    "on_train_batch_begin": "on_step_begin",
+    "on_train_batch_start": "on_step_begin",
+    "on_batch_end": "on_step_end",
+    "on_train_batch_end": "on_step_end",
+    "on_test_end": "on_evaluate",
+    "on_validation_end": "on_evaluate",
+    "on_predict_end": "on_predict",
+    "on_save_checkpoint": "on_save",
+}
+"""Events of Lightning and Keras, which ours are closest to."""
+_FRAMEWORKS = ("transformers", "lightning", "pytorch_lightning", "keras")
+
+
+def has_handler(callback: object, event: str) -> bool:
+    """Whether it has a handler that is not the empty one of Hugging Face's base class, which is no class to import."""
+    if event in getattr(callback, "__dict__", {}):
+        return True
+    for each in type(callback).__mro__:
+        if event in vars(each):
+            return not (each.__name__ == "TrainerCallback" and each.__module__.startswith("transformers."))
+    return False
+
+
+def handlers_of(callback: object) -> dict[str, Handler]:
+    """By event, as the bus calls them: everything by keyword."""
+    return {event: keyword_handler(callback, event) for event in EVENTS if has_handler(callback, event)}
+
+
+def keyword_handler(callback: object, event: str) -> Handler:
+    """Its handler, to be called by keyword only. Those of Hugging Face's take the first three by position, whatever
+    they call them, and so does a handler whose first three parameters have names that no event gives.
+    """
+    handler: Handler = getattr(callback, event)
+    if _is_of_hugging_face(callback):
+
+        def as_there(*, args: Any, state: Any, control: Any, ranks: Any, **context: Any) -> Any:
+            return handler(args, state, control, **context)
+
+        return as_there
+    if not _is_positional(handler):
+        return handler
+
+    def positional(*, args: Any, state: Any, control: Any, **context: Any) -> Any:
+        return handler(args, state, control, **context)
+
+    return positional
+
+
+def check_handlers(callback: object) -> None:
+    """Raises: UsageError for a handler that cannot be called, since it takes no **kwargs: every event gives more than
+    one handler needs. It is said before training begins, and not at an event that comes hours later.
+    """
+    for event in EVENTS if not _is_of_hugging_face(callback) else ():
+        if not has_handler(callback, event):
+            continue
+        parameters = _parameters_of(getattr(callback, event))
+        if parameters is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            takes = ", ".join(each.name for each in parameters)
+            raise UsageError(
+                f"callbacks: {type(callback).__name__}.{event}({takes}): every event gives more than that by keyword; "
+                "add **kwargs to take the rest"
+            )
+
+
+def misnamed_handlers(callback: object) -> Iterator[tuple[str, str]]:
+    """Methods that look like handlers of events and are none, each with the event that was most likely meant."""
+    for name in sorted({*dir(type(callback)), *getattr(callback, "__dict__", ())}):
+        if not name.startswith("on") or name in EVENTS or _owner_of(callback, name) in _FRAMEWORKS:
+            continue
+        meant = ELSEWHERE.get(name) or next(iter(get_close_matches(name, EVENTS, 1, 0.75)), None)
+        if meant is not None and callable(inspect.getattr_static(callback, name)):
+            yield name, meant
+
+
+def was_not_entered(error: BaseException, caller: str) -> bool:
+    """Whether a call failed for its arguments, before the function began. caller: the module that made the call."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if not isinstance(error, TypeError) or traceback is None:
+        return False
+    return traceback.tb_frame.f_globals.get("__name__") in (caller, __name__)
+
+
+def _is_of_hugging_face(callback: object) -> bool:
+    return any(each.__module__.startswith("transformers.") for each in type(callback).__mro__)
+
+
+def _owner_of(callback: object, name: str) -> str | None:
+    """The package of the class that defines it."""
+    return next((each.__module__.partition(".")[0] for each in type(callback).__mro__ if name in vars(each)), None)
+
+
+def _is_positional(handler: Handler) -> bool:
+    parameters = _parameters_of(handler) or []
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = [each for each in parameters if each.kind in by_place][: len(FIRST)]
+    names = [each.name for each in first]
+    if len(first) < len(FIRST) or any(each.default is not each.empty for each in first):
+        return False
+    if any(name in GIVEN and name != place for name, place in zip(names, FIRST, strict=True)):
+        return False
+    return names != list(FIRST) or first[0].kind is by_place[0]
+
+
+def _parameters_of(handler: Handler) -> list[inspect.Parameter] | None:
+    """None of what has no signature, as some built-in functions."""
+    try:
+        return list(inspect.signature(handler).parameters.values())
+    except (TypeError, ValueError):
+        return None
