@@ -6,6 +6,9 @@ PYTHON ?= python3
 TORCH_PIP_ARGS ?=
 # Arguments for pytest and for the benchmark: make test-fast ARGS="-k executor"
 ARGS ?=
+# Of `make chaos`: which schedule of faults, and for how long. An empty seed means the seeds of the tests.
+SEED ?=
+SECONDS ?= 60
 
 TORCH := torch==2.13.0
 VENV  := .venv
@@ -21,7 +24,7 @@ BENCH_OK  := $(BENCH)/.ready-$(BENCH_KEY)
 SAY := printf '\n== %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast lint bench lock clean check-python
+.PHONY: help env demo test test-fast chaos lint bench lock clean check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -32,6 +35,7 @@ help:
 	@echo
 	@echo "  make env        only make .venv (a few minutes the first time, instant afterwards)"
 	@echo "  make test-fast  the tests that take seconds"
+	@echo "  make chaos      kill and pause what pools are made of, at random: make chaos SEED=7 SECONDS=600"
 	@echo "  make lint       ruff, mypy --strict and the import rules"
 	@echo "  make bench      compare with ProcessPoolExecutor, loky, Ray, Dask (an environment of its own)"
 	@echo "  make lock       resolve the newest versions into constraints*.txt"
@@ -77,6 +81,11 @@ test: lint
 
 test-fast: $(READY)
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+chaos: $(READY)
+	@$(SAY) "chaos: seed $(or $(SEED),of the tests), $(SECONDS) s on each kind of pool"
+	@SKYWARD_CHAOS_SEED=$(SEED) SKYWARD_CHAOS_SECONDS=$(SECONDS) \
+	  $(BIN)/python -m pytest -s tests/chaos tests/hosts/test_chaos.py $(ARGS)
 
 lint: $(READY)
 	@$(SAY) "ruff"

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parent.parent
 
-FRAMEWORKS = ("tests/integrations", "tests/training")
+FRAMEWORKS = ("tests/acceptance", "tests/integrations", "tests/training")
 PARTS = {
     "all others": ("-m", "not hosts", *(f"--ignore={path}" for path in FRAMEWORKS)),
     "tests of frameworks": ("-m", "not hosts", *FRAMEWORKS),
