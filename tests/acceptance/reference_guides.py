@@ -286,7 +286,7 @@ def position() -> tuple[int, int, bool]:
 
 
 def local_containers() -> None:
-    refused("Container", "sky.Local()")
+    refused("Container", "sky.Local")
     with sky.ComputePool(provider=sky.Local(), nodes=1, image=sky.Image(env={"MY_VAR": "it works"})) as pool:
         assert environment("MY_VAR") >> pool == "it works"
     with sky.ComputePool(provider=sky.Local(), nodes=3) as pool:
