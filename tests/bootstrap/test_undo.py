@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from skyward.bootstrap.payload import script
 from skyward.bootstrap.undo import marked, undo
 from skyward.errors import ProviderError
 from skyward.ssh.command import Completed
 from tests.waiting import until
+
+NOBODY = 65534
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a node is Linux: its processes are found in /proc")
 
@@ -69,3 +73,51 @@ def _of(folder: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+# The folder that nodes' folders lie in ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Of a user who is not on this machine."""
+    path = Path(f"/tmp/skyward-{os.getpid()}{NOBODY}")
+    yield path
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def run_on_node(base: Path, text: str) -> str:
+    number = base.name.rpartition("-")[2]
+    order = f"id() {{ echo {number}; }}\n".encode() + script(("node.sh",), {}) + f"\n{text}\n".encode()
+    return subprocess.run(["sh"], input=order, capture_output=True, check=False, timeout=30).stdout.decode()
+
+
+def test_a_nodes_folder_is_made_where_only_its_user_can_enter(base: Path) -> None:
+    assert run_on_node(base, "make_folder pool-0") == f"\1folder {base}/pool-0\n"
+    assert base.stat().st_mode & 0o777 == 0o700
+    base.chmod(0o755)
+    assert run_on_node(base, "make_folder pool-1") == f"\1folder {base}/pool-1\n"
+    assert base.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_nodes_folder_is_not_made_in_a_link_or_where_everybody_may_write(base: Path, tmp_path: Path) -> None:
+    base.symlink_to(tmp_path)
+    (tmp_path / "pool-0").mkdir()
+    assert "remove it" in run_on_node(base, "make_folder pool-1")
+    run_on_node(base, "nodes=pool-0\n" + script(("undo.sh",), {}).decode())
+    assert [path.name for path in tmp_path.iterdir()] == ["pool-0"]
+    base.unlink()
+    base.mkdir()
+    base.chmod(0o777)
+    assert "remove it" in run_on_node(base, "make_folder pool-1")
+    assert not list(base.iterdir())
+
+
+@pytest.mark.root
+def test_a_nodes_folder_is_not_made_in_a_strangers(base: Path) -> None:
+    base.mkdir(mode=0o700)
+    os.chown(base, NOBODY, NOBODY)
+    assert "remove it" in run_on_node(base, "make_folder pool-1")
+    assert not list(base.iterdir())

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import skyward as sky
 from skyward.errors import NodeError, NodeLost, SlotLost
 from skyward.integrations.base import IntegrationBase, integrate
 from skyward.topology import Rank
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox
@@ -112,6 +113,20 @@ def test_a_lost_node_is_told_and_replaced(inside: Sandbox) -> None:
         assert (node() @ pool) == [0, 1], "the replacement takes the place of the lost node"
         assert len(set(inside.pids("agent")) - set(agents)) == 1
         assert pool.map(squared, range(500)) == [x * x for x in range(500)]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2])
+def test_a_replacement_that_is_killed_while_it_starts_is_replaced_too(inside: Sandbox, delay_s: float) -> None:
+    with local_pool(inside, nodes=1) as pool:
+        (known,) = inside.kills("agent")
+        killed = {known, *inside.pids("standby")}
+        for _ in range(2):
+            until(lambda: set(inside.pids("standby")) - killed)
+            time.sleep(delay_s)  # another moment of its start
+            for pid_of_new in set(inside.pids("standby")) - killed:
+                killed.add(pid_of_new)
+                os.kill(pid_of_new, signal.SIGKILL)
+        recovers(pool, [0])
 
 
 def test_all_nodes_lost_at_once_are_replaced(inside: Sandbox) -> None:
@@ -275,12 +290,12 @@ def hang_in_a_gang(begun: Path) -> None:
     time.sleep(600)
 
 
-def recovers(pool: sky.ComputePool) -> None:
+def recovers(pool: sky.ComputePool, nodes: Sequence[int] = (0, 1)) -> None:
     """Losses may be seen one after another: some calls are told NodeLost before all nodes are back."""
     for _ in range(4):
         with contextlib.suppress(NodeError):
             node() @ pool
-    assert (node() @ pool) == [0, 1]
+    assert (node() @ pool) == list(nodes)
 
 
 def test_a_gang_fails_when_its_head_is_lost_before_it_began(inside: Sandbox) -> None:
