@@ -300,6 +300,8 @@ def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             inner = function.func
             bound = functools.partial(inner.fn, *function.args, **function.keywords)
             return ComputeFunction(bound, checked if options else inner.options)
+        if isinstance(function, Unrun):
+            raise UsageError(f"compute: {short(function)} is a call; give the function itself, without arguments")
         if not callable(function):
             raise UsageError(f"compute: {function!r} is not a function")
         code = innermost(function)

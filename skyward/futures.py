@@ -131,6 +131,10 @@ class Future(concurrent.futures.Future[T]):
         self.shown: Callable[[], None] | None = None
         """Waits a moment until what the call printed is shown: its output comes before its value."""
 
+    def __repr__(self) -> str:
+        state = "failed" if self.has_failed else self._state.lower().partition("_")[0]
+        return f"<Future, {state}: its value is .result()>"
+
     def cancel(self) -> bool:
         is_new = False
         interrupts.hold()  # half a cancel would leave others waiting

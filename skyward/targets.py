@@ -22,6 +22,7 @@ from .executor import PoolExecutor
 from .futures import Future
 from .mapping import Chunk, MapRun, check_chunk
 from .operands import TargetOperators
+from .signatures import check_arguments
 from .slot.handle import TargetHandle
 from .waiting import joined, streamed, value_of, values_of
 from .wire.seen import SeenArrays
@@ -255,6 +256,8 @@ class Calls(TargetOperators, ABC):
             raise UsageError(f"map: {fn!r} is a generator function; return a list, or stream it: `fn(x) >> pool`")
         if function.launch.is_gang:
             raise UsageError(f"map: {fn!r} is under an integration, which makes a gang; use `@ pool` for those")
+        if not return_exceptions:
+            check_arguments(function.fn, iterables, {})  # each item is one argument
         options = function.options
         name = options.name or function.__name__
         refuse_gang_options(options, name)

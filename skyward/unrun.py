@@ -26,6 +26,7 @@ _USES = {
     "__pos__": "+",
     "__invert__": "~",
     "__bool__": "if",  # `a > pool > b` means something else, too
+    "__call__": "()",
     "__contains__": "in",
     "__getitem__": "[]",
     "__setitem__": "[]",
@@ -50,7 +51,10 @@ class Unrun:
 
     def refuse(self, use: str) -> NoReturn:
         call = self.as_written
-        raise NotRun(f"`{use}`: {call} has not run, so it has no value yet; send it first: ({call} >> pool)")
+        raise NotRun(
+            f"`{use}`: {call} has not run, so it has no value yet; send it first: ({call} >> pool), "
+            "or run the function here by its .local(...)"
+        )
 
     def refuse_equality(self, other: object) -> bool:
         """False for None, which no call is. Of anything else one asks whether the value is equal."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import copy
 import functools
 import inspect
@@ -88,6 +89,7 @@ USES: list[tuple[str, Callable[[Any], object]]] = [
     ("`hash()`", lambda call: {call: 1}),
     ("`format '.2f'`", lambda call: f"{call:.2f}"),
     ("`if`", lambda call: 1 if call else 2),
+    ("`()`", lambda call: call()),
     ("`with`", lambda call: call.__enter__()),
 ]
 
@@ -103,6 +105,7 @@ def test_a_call_that_has_not_run_says_so_whatever_is_done_with_it(use: str, writ
         write(area(3, 4))
     assert str(raised.value).startswith(f"{use}: _area(3, 4) has not run")
     assert "(_area(3, 4) >> pool)" in str(raised.value)
+    assert ".local(...)" in str(raised.value)
 
 
 def test_a_call_that_is_awaited_says_what_can_be() -> None:
@@ -164,6 +167,9 @@ ARGUMENTS = [
     Mistake("twice", lambda _: area(1, width=2), WrongArguments, ("multiple values for argument 'width'",)),
     Mistake("below our decorators", lambda _: quiet_area(), WrongArguments, ("missing", "'width'")),
     Mistake("to submit", lambda p: p.submit(plain), WrongArguments, ("plain(): missing", "'width'")),
+    Mistake("to map", lambda p: p.map(area, [1], [2], [3]), WrongArguments, ("too many positional arguments",)),
+    Mistake("a call to map", lambda p: p.map(area(1), [1]), UsageError, ("_area(1) is a call", "the function itself")),
+    Mistake("a call to compute", lambda _: sky.compute(area(1)), UsageError, ("_area(1) is a call",)),
     Mistake("a generator", lambda p: passed(x for x in "ab") >> p, ArgumentNotPicklable, ("Iterator[...]",)),
     Mistake("returned", lambda p: returns_generator() >> p, ResultNotPicklable, ("a generator", "yield")),
     Mistake("no call", lambda p: p.submit(3), UsageError, ("3 is neither a function nor a call",)),
@@ -428,6 +434,25 @@ def test_a_warning_about_the_image_names_the_line_that_opens_the_pool(open_pool:
         opened()
     line = opened.__code__.co_firstlineno + 1
     assert [(warning.filename, warning.lineno) for warning in told] == [(__file__, line)]
+
+
+def test_a_partial_keeps_the_integration_and_the_options_of_its_function() -> None:
+    @sky.compute(retries=3)
+    @sky.integrations.torch
+    def train(epochs: int, rate: float) -> None: ...
+
+    bound: Any = sky.compute(functools.partial(train, 3))
+    assert bound.launch.is_gang
+    assert bound(rate=0.1).options.retries == 3
+    assert sky.compute(functools.partial(train.fn, 3)).launch.is_gang
+
+
+def test_a_future_looks_like_what_it_is(pool: sky.ComputePool) -> None:
+    good, bad = pool.submit(plain, 3), pool.submit(plain, None, None)
+    concurrent.futures.wait([good, bad], timeout=20)
+    assert repr(good) == "<Future, finished: its value is .result()>"
+    assert repr(bad) == "<Future, failed: its value is .result()>"
+    assert isinstance(bad.exception(), TypeError)
 
 
 def _expect(pool: sky.ComputePool, mistake: Mistake) -> None:
