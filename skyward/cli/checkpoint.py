@@ -98,6 +98,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         manifest = found.manifest if found.manifest.files else manifest_at(folder_at(found.path))
         metrics = manifest.metadata.get("metrics", {})
         shown = " ".join(f"{name}={value:.4g}" for name, value in metrics.items() if isinstance(value, int | float))
+        shown += "" if found.is_sound else " not finite"
         rows.append([found.path, manifest.timestamp[:19], str(manifest.world_size), _size(manifest.total_bytes), shown])
     if not rows:
         print(f"{arguments.output_dir}: no whole checkpoint is there", file=sys.stderr)

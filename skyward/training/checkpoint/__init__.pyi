@@ -10,8 +10,8 @@ from .files import FileCheckpoints as FileCheckpoints
 from .inspecting import Difference as Difference
 from .inspecting import differences as differences
 from .inspecting import problems as problems
+from .latest import latest_checkpoint as latest_checkpoint
 from .layout import checkpoints_in as checkpoints_in
-from .layout import latest_checkpoint as latest_checkpoint
 from .manager import CheckpointManager as CheckpointManager
 from .manager import RunTerminated as RunTerminated
 from .manifest import FileEntry as FileEntry

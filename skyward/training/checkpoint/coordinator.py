@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
-from ...errors import CheckpointError, CheckpointNotFound, UsageError
+from ...errors import CheckpointNotFound, UsageError
 from ..agree import Ranks, ranks_of_this_process
 from ..snapshot import SnapshotPool
 from .background import BackgroundSaves, OnBusy
 from .commit import sweep
 from .folders import folder_at
-from .layout import checkpoints_in, latest_checkpoint, name_of
+from .latest import latest_of_ranks
+from .layout import checkpoints_in, name_of
 from .loading import LoadReport, LoadRequest, Resharder, perform_load
 from .manifest import manifest_fields
 from .patterns import SharingPattern, StateComponent
@@ -39,7 +40,8 @@ class CheckpointCoordinator:
     step: gives the run's step, which names a checkpoint where its id is not given.
     on_busy: what an asynchronous save does while another one is being written; see `save_checkpoint_async`.
     pool: takes the snapshots of asynchronous saves; shared with others that take them.
-    metadata: kept in every manifest, plain values; `step`, `epoch` and `training_args_hash` become fields of it.
+    metadata: kept in every manifest, plain values; `step`, `epoch`, `training_args_hash` and `is_finite` become fields
+        of it. Without the latter, losses among its `metrics` say whether a run may go on from a checkpoint.
     allow_pickle: save and load objects of any class. Loading them can run code: for checkpoints that you trust.
 
     Raises: UsageError for components that contradict one another or name unknown groups.
@@ -168,26 +170,10 @@ class CheckpointCoordinator:
         return perform_load(self._ranks, request, self._path_to_load(checkpoint_path))
 
     def latest(self) -> str | None:
-        """The newest whole checkpoint; None where there is none. Collective."""
+        """The newest checkpoint, as `latest_checkpoint` finds it; None where there is none. Collective."""
         if self.output_dir is None:
             return None
-        output_dir = self.output_dir
-        if not self.on_each_node:
-            return together(
-                self._ranks,
-                "looking for checkpoints",
-                lambda: latest_checkpoint(output_dir) if self._ranks.rank == 0 else None,
-                failure=CheckpointError,
-            )[0]
-        # A node may have committed what another had not: the newest that all have.
-        found = together(
-            self._ranks,
-            "looking for checkpoints",
-            lambda: {each.checkpoint_id: each.path for each in checkpoints_in(output_dir)},
-            failure=CheckpointError,
-        )
-        common = [each for each in found[0] if all(each in theirs for theirs in found)]
-        return found[self._ranks.rank][common[-1]] if common else None
+        return latest_of_ranks(self._ranks, self.output_dir, on_each_node=self.on_each_node)
 
     # -----------------------------------------------------------------------------------------------------------------
 

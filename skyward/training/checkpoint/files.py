@@ -12,6 +12,7 @@ from ..agree import Ranks
 from .background import BackgroundSaves
 from .commit import sweep
 from .folders import folder_at
+from .latest import latest_of_ranks
 from .layout import checkpoints_in, name_of
 from .loading import LoadReport, LoadRequest, Resharder, perform_load
 from .manifest import manifest_fields
@@ -19,7 +20,6 @@ from .patterns import StateComponent
 from .retention import prune
 from .saving import SaveRequest, perform_save, states_of, states_to_keep
 from .topology import ranks_of_groups
-from .verdicts import together
 
 __all__ = ["Checkpoints", "FileCheckpoints"]
 
@@ -80,13 +80,17 @@ class Checkpoints(Protocol):
         """
 
     def latest(self) -> str | None:
-        """The path of the whole checkpoint that was written last; None where there is none. Collective."""
+        """The path of the newest checkpoint whose loss and weights were finite, as far as is known; None where there is
+        none. Collective.
+        """
 
     def path_of(self, step: int) -> str | None:
         """That of `step`, if there is one."""
 
     def prune(self, *, keep: int, protect: Collection[str]) -> None:
-        """Deletes the oldest until `keep` are left; those in `protect` and the newest stay. Collective."""
+        """Delete the oldest until `keep` are left; those in `protect`, the newest, and the newest that is finite stay.
+        Collective.
+        """
 
 
 class FileCheckpoints:
@@ -157,17 +161,18 @@ class FileCheckpoints:
         return perform_load(self._ranks, request, path)
 
     def latest(self) -> str | None:
-        found = together(self._ranks, "looking for checkpoints", self._all, failure=CheckpointError)
-        # A node may have committed what another had not: the newest that all have. On one disk all see the same.
-        common = [name for name in found[0] if all(name in each for each in found)]
-        return found[self._ranks.rank][common[-1]] if common else None
+        return latest_of_ranks(self._ranks, self.folder, on_each_node=self._on_each_node)
 
     def path_of(self, step: int) -> str | None:
-        return self._all().get(name_of(step))
+        return next((each.path for each in checkpoints_in(self.folder) if each.checkpoint_id == str(step)), None)
 
     def prune(self, *, keep: int, protect: Collection[str]) -> None:
-        if self._is_leader:
+        if not self._is_leader:
+            return
+        try:
             prune(self.folder, keep=keep, protect=protect)
+        except (OSError, CheckpointError) as error:  # it fails no run
+            _log.warning("%s: old checkpoints could not be deleted: %s", self.folder, error)
 
     def sweep(self) -> None:
         """Clears what an interrupted save or deletion has left."""
@@ -191,7 +196,3 @@ class FileCheckpoints:
             allow_pickle=self._allow_pickle,
             about=manifest_fields({"step": step, **(metadata or {})}),
         )
-
-    def _all(self) -> dict[str, str]:
-        """Paths by name, the oldest first."""
-        return {name_of(each.checkpoint_id): each.path for each in checkpoints_in(self.folder)}

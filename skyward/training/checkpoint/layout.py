@@ -23,7 +23,6 @@ __all__ = [
     "OLD",
     "FoundCheckpoint",
     "checkpoints_in",
-    "latest_checkpoint",
     "manifest_at",
     "name_of",
     "next_commit_number",
@@ -56,6 +55,11 @@ class FoundCheckpoint:
     step: int | None
     written_s: float
     manifest: Manifest = field(repr=False)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a run may go on from it: False where its last loss or weights are known to be not finite."""
+        return self.manifest.is_finite is not False
 
 
 def name_of(checkpoint_id: str | int) -> str:
@@ -106,12 +110,6 @@ def next_commit_number(root: Folder) -> int:
         if isinstance(number, int):
             highest = max(highest, number)
     return highest + 1
-
-
-def latest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The path of the one that was committed last; None where there is none."""
-    found = checkpoints_in(output_dir)
-    return found[-1].path if found else None
 
 
 def manifest_at(folder: Folder) -> Manifest:

@@ -6,11 +6,11 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from ...errors import CheckpointNotFound, UsageError
+from ...errors import CheckpointError, CheckpointNotFound, UsageError
 from .coordinator import CheckpointCoordinator
 from .layout import checkpoints_in
 from .loading import LoadReport
@@ -34,7 +34,8 @@ class CheckpointManager:
     """Saves by a cadence, keeps the newest and the best, resumes. All ranks make it and call it at the same steps.
 
     save_steps, save_s: save after so many steps, after so many seconds (by rank 0's clock); None: not by itself.
-    save_total_limit: how many checkpoints stay, at least 1; None: all. The newest and the best stay in any case.
+    save_total_limit: how many checkpoints stay, at least 1; None: all. The newest, the newest finite one and the best
+        stay in any case.
     metric: the name among the `metrics` of `save` that says which are best; keep_best: how many of those stay.
     greater_is_better: None says: unless the metric's name has "loss", "perplexity" or "error" in it.
     asynchronous: write behind training.
@@ -82,9 +83,12 @@ class CheckpointManager:
     ) -> None:
         self.close()
 
-    def step(self, step: int, *, metrics: Mapping[str, float] | None = None) -> bool:
-        """At the end of every step: saves where it is time. Gives whether it did. Collective.
+    def step(
+        self, step: int, *, metrics: Mapping[str, float] | None = None, is_finite: Callable[[], Any] | None = None
+    ) -> bool:
+        """At the end of every step: save where it is time. Give whether it did. Collective.
 
+        metrics, is_finite: as `save` takes them; the latter is called where it saves.
         Raises: what an asynchronous save has; RunTerminated after an emergency save.
         """
         self.coordinator.poll()
@@ -95,16 +99,27 @@ class CheckpointManager:
             is_time = by_clock and time.monotonic() - self._last_save >= (self._save_s or 0.0)
             bits = ranks.flags((1 if is_time else 0) | (2 if self._terminated_at is not None else 0))
             if bits & 2:
-                self._emergency(step)
+                self._emergency(step, is_finite)
             is_due = is_due or bool(bits & 1)
-        return is_due and self.save(step, metrics=metrics)
+        return is_due and self.save(step, metrics=metrics, is_finite=is_finite and is_finite())
 
-    def save(self, step: int, *, metrics: Mapping[str, float] | None = None, is_needed: bool = False) -> bool:
-        """Saves now. metrics: kept with it; `metric` among them says how good it is. is_needed: never left out, as
-        the coordinator's `on_busy="skip"` could, nor is one that is the best so far. Gives whether it did.
+    def save(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        is_needed: bool = False,
+        is_finite: Any = None,
+    ) -> bool:
+        """Save now. Give whether it did.
+
+        metrics: kept with it; `metric` among them says how good it is. is_needed: never left out, as the coordinator's
+            `on_busy="skip"` could, nor is one that is the best so far.
+        is_finite: whether the last loss and the weights are, as a bool or a tensor of one; None: as the metrics with
+            "loss" in their names say. Where it is not, on any rank, `resume` passes the checkpoint over.
         """
         is_needed = is_needed or self._would_be_best(metrics)
-        about = {"step": step, **({"metrics": dict(metrics)} if metrics else {})}
+        about = {"step": step, "is_finite": is_finite, **({"metrics": dict(metrics)} if metrics else {})}
         self._last_save = time.monotonic()
         is_begun = self.coordinator.save_checkpoint_async(
             checkpoint_id=step, is_needed=is_needed, metadata=about, after=self._prune
@@ -116,7 +131,7 @@ class CheckpointManager:
         return is_begun
 
     def resume(self, where: str | int | bool | None = True, *, strict: bool = True) -> LoadReport | None:
-        """Loads the newest (True), that of a step (a number), or that at a path. Collective.
+        """Loads the newest finite one (True), that of a step (a number), or that at a path. Collective.
 
         None where the newest is asked for and there is none, and where `where` is None or False.
         Raises: as `CheckpointCoordinator.load_checkpoint`: a checkpoint that cannot be trusted is never passed over
@@ -158,12 +173,12 @@ class CheckpointManager:
         if self._terminated_at is None:
             self._terminated_at = time.monotonic()
 
-    def _emergency(self, step: int) -> None:
+    def _emergency(self, step: int, is_finite: Callable[[], Any] | None) -> None:
         begun = self._terminated_at or time.monotonic()
         _log.warning("SIGTERM: saving step %d before the end", step)
         if self._last_step != step:
             self.coordinator.wait(max(0.1, begun + self._grace_s - time.monotonic()))
-            self.save(step, is_needed=True)
+            self.save(step, is_needed=True, is_finite=is_finite and is_finite())
         path = self.coordinator.wait(max(0.1, begun + self._grace_s - time.monotonic()))
         raise RunTerminated(path)
 
@@ -182,7 +197,7 @@ class CheckpointManager:
                 best = best_of(checkpoints_in(self._output_dir), self._metric, greater_is_better=self._greater)
                 protect = [each.path for each in best[: self._keep_best]]
             prune(self._output_dir, keep=self._limit, protect=[committed, *protect])
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             _log.warning("%s: an old checkpoint could not be deleted: %s", self._output_dir, error)
 
     def _steps(self) -> list[int | None]:

@@ -18,7 +18,7 @@ __all__ = ["FORMAT_VERSION", "MANIFEST", "ComponentEntry", "FileEntry", "Manifes
 
 MANIFEST = "checkpoint_manifest.json"
 FORMAT_VERSION = 2
-_ABOUT_A_SAVE = ("step", "epoch", "training_args_hash")
+_ABOUT_A_SAVE = ("step", "epoch", "training_args_hash", "is_finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ class Manifest:
 
     commit_number: one more than the highest that was there when the checkpoint was written, so the newest has the
         highest, whatever the clocks of its machines said; 0 in manifests from before there were numbers.
+    is_finite: whether the last loss before it and its weights were; None where that is not known.
     """
 
     checkpoint_path: str
@@ -69,6 +70,7 @@ class Manifest:
     commit_number: int = 0
     step: int | None = None
     epoch: float | None = None
+    is_finite: bool | None = None
     files: tuple[FileEntry, ...] = ()
     topology: Mapping[str, Any] = field(default_factory=dict)
     training_args_hash: str | None = None
@@ -128,8 +130,8 @@ class Manifest:
 
 
 def manifest_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Sort what a save is given about itself: `step`, `epoch` and `training_args_hash` are fields of a `Manifest`, the
-    rest is its `metadata`.
+    """Sort what a save is given about itself: `step`, `epoch`, `training_args_hash` and `is_finite` are fields of a
+    `Manifest`, the rest is its `metadata`.
     """
     own = {name: metadata[name] for name in _ABOUT_A_SAVE if name in metadata}
     return {**own, "metadata": {name: value for name, value in metadata.items() if name not in own}}

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, the best by a metric, and as many more as the limit allows."""
+"""Which checkpoints stay: the newest, the newest finite one, the best by a metric, and more up to the limit."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ def best_of(
 
 
 def prune(output_dir: str | os.PathLike[str], *, keep: int, protect: Collection[str]) -> list[str]:
-    """Deletes the oldest whole checkpoints until `keep` are left, at least 1. The newest and `protect` stay, even if
-    those are more. Gives the paths that it deleted.
+    """Delete the oldest whole checkpoints until `keep` are left, at least 1. Give the paths of those deleted.
+
+    The newest, the newest that a run may go on from (`FoundCheckpoint.is_sound`), and `protect` stay, even if those are
+    more: a run that has become NaN does not delete the last checkpoint that is finite.
     """
     found = checkpoints_in(output_dir)
-    safe = {_same(path) for path in protect} | {_same(each.path) for each in found[-1:]}
+    sound = [each for each in found if each.is_sound]
+    safe = {_same(path) for path in protect} | {_same(each.path) for each in (*found[-1:], *sound[-1:])}
     spare = [each.path for each in found if _same(each.path) not in safe]
     doomed = spare[: max(0, len(found) - max(keep, 1))]
     for path in doomed:

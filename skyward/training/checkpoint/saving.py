@@ -11,6 +11,7 @@ from ..._version import __version__
 from ...errors import UsageError
 from ..agree import Ranks
 from .commit import Staging, discard, new_token, staging_in
+from .finite import losses_are_finite
 from .folders import folder_at
 from .layout import name_of, next_commit_number
 from .leaves import leaves_of
@@ -58,6 +59,7 @@ class _Announced:
     sharded: frozenset[str]
     name: str
     token: str
+    is_finite: bool | None
 
 
 def states_of(components: Sequence[StateComponent]) -> dict[str, Any]:
@@ -102,6 +104,8 @@ class _Save:
         what = f"saving {self._request.name}"
         announced = together(self._ranks, what, lambda: self._announce(states_here))
         first = announced[0]
+        told = [each.is_finite for each in announced if each.is_finite is not None]
+        about = {**self._request.about, "is_finite": all(told) if told else None}
         topology = Topology.of([each.member for each in announced])
         pieces = self._pieces(topology, announced)
         sharded = frozenset().union(*(each.sharded for each in announced))
@@ -113,7 +117,7 @@ class _Save:
             numbers = together(self._ranks, what, lambda: self._begin(staging) if is_leader else 0)
             files = self._write(what, staging, pieces, topology, sharded)
             mine = [each for each, at in files if at == leader]
-            manifest = self._manifest(topology, first, mine, number=max(numbers))
+            manifest = self._manifest(topology, first, mine, about={**about, "commit_number": max(numbers)})
             paths = together(self._ranks, what, lambda: staging.commit(manifest) if is_leader else "")
         except Exception:
             if is_leader:
@@ -145,7 +149,16 @@ class _Save:
             sharded=frozenset(key for key, state in self._states.items() if is_sharded(state)),
             name=request.name,
             token=new_token(),
+            is_finite=self._is_finite(),
         )
+
+    def _is_finite(self) -> bool | None:
+        """As this rank was told, or as its metrics say. It may be a tensor, for whose device this thread waits."""
+        about = self._request.about
+        told = about.get("is_finite")
+        if told is None:
+            return losses_are_finite(about.get("metadata", {}).get("metrics", {}))
+        return bool(told)
 
     def _pieces(self, topology: Topology, announced: Sequence[_Announced]) -> dict[str, tuple[Piece, ...]]:
         for rank, each in enumerate(announced):
@@ -270,7 +283,9 @@ class _Save:
         firsts = (next((rank for rank in node if rank in piece.members), None) for node in topology.nodes)
         return [rank for rank in firsts if rank is not None]
 
-    def _manifest(self, topology: Topology, first: _Announced, files: Sequence[FileEntry], *, number: int) -> Manifest:
+    def _manifest(
+        self, topology: Topology, first: _Announced, files: Sequence[FileEntry], *, about: Mapping[str, Any]
+    ) -> Manifest:
         import torch
 
         return Manifest(
@@ -281,12 +296,11 @@ class _Save:
                 "components": {each.key: _entry(each, files, topology) for each in self._request.components},
                 "checkpoint_id": first.name.removeprefix(name_of("")),
                 "commit_id": first.token.partition(".")[0],
-                "commit_number": number,
                 "files": tuple(files),
                 "topology": topology.as_json(),
                 "skyward_version": __version__,
                 "pytorch_version": torch.__version__,
-                **self._request.about,
+                **about,
             }
         )
 

@@ -8,7 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+import torch
+
 from ..checkpoint import RNGState, RunTerminated, SharingPattern, StateComponent
+from ..checkpoint.finite import is_finite
 from ..events import TrainerState
 from .assembly import Assembly, Position
 from .parts import CheckpointParts
@@ -26,6 +29,7 @@ class Checkpointing(Assembly):
 
     _chosen: tuple[str, CheckpointParts] | None = None
     """What the next `train` goes on from."""
+    _last_loss: torch.Tensor | None = None
 
     def get_state_components(self, *, for_saving: bool = False) -> list[StateComponent]:
         """What a checkpoint of this run is made of. Between `train`'s begin and end.
@@ -173,6 +177,7 @@ class Checkpointing(Assembly):
             "epoch": state.epoch,
             "training_args_hash": self.args.digest(),
             "metrics": metrics_at(step, state.log_history),
+            "is_finite": is_finite(self.model, self._last_loss),
         }
         self._tell_of(self._saves.begin(step, components, groups=self.get_process_groups(), best=best, about=about))
 

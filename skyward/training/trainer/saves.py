@@ -176,7 +176,8 @@ def checkpoint_to_resume(
         path = ranks.share(checkpoints.latest())
         if path is None and asked is True:
             raise UsageError(
-                f"resume_from_checkpoint=True: no checkpoint in {args.output_dir}; 'auto' begins where there is none"
+                f"resume_from_checkpoint=True: no checkpoint in {args.output_dir} to go on from; 'auto' begins where "
+                "there is none"
             )
     elif asked is not None and asked is not False:
         path = os.fspath(asked)

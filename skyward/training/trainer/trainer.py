@@ -105,7 +105,7 @@ class Trainer(Scoring, Checkpointing):
         # What the arguments say now holds, not what they said when the checkpoint was made.
         self._set_length(self._stream.rounds)
         self.model.train()
-        self._context = None
+        self._context = self._last_loss = None
         return self.state.global_step
 
     def _prepare_model(self) -> None:
@@ -217,7 +217,7 @@ class Trainer(Scoring, Checkpointing):
         flow.at_step_end(self.args, self.state, self.control)
         self._is_scheduled = self.control.should_save
         self._fire("on_step_end")
-        self._last_step = (norm, rate)
+        self._last_step, self._last_loss = (norm, rate), step_loss
         self._log_evaluate_save()
 
     def _accumulate(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, int, float]:

@@ -10,7 +10,14 @@ import torch
 
 from skyward.training import HFCallbacks
 from skyward.training.adapters.lightning_io import lightning_checkpoint_io
-from skyward.training.checkpoint import CheckpointCallback, CheckpointCoordinator, RNGState, checkpoints_in, problems
+from skyward.training.checkpoint import (
+    CheckpointCallback,
+    CheckpointCoordinator,
+    RNGState,
+    checkpoints_in,
+    latest_checkpoint,
+    problems,
+)
 from tests.training.checkpoint.states import Box, part, same
 
 pytestmark = [
@@ -93,6 +100,29 @@ def test_hugging_faces_trainer_saves_with_our_callback(tmp_path: Path) -> None:
     fresh = Line()
     CheckpointCoordinator([part("model", fresh, "replicated")]).load_checkpoint(found[-1].path)
     assert same(fresh.state_dict(), model.state_dict())
+
+
+def test_hugging_faces_run_that_diverges_keeps_the_last_finite_checkpoint(tmp_path: Path) -> None:
+    import transformers
+
+    class Breaks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.ones(1))
+            self.steps = 0
+
+        def forward(self, x: Any, labels: Any) -> Any:
+            self.steps += 1
+            return {"loss": ((self.a * x - labels) ** 2).mean() * (1 if self.steps < 4 else float("nan"))}
+
+    saves = CheckpointCallback(tmp_path / "ours", save_steps=1, save_total_limit=1)
+    args = transformers.TrainingArguments(
+        str(tmp_path / "hf"), max_steps=6, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    data = [{"x": torch.tensor([float(x)]), "labels": torch.tensor([2.0 * x])} for x in range(16)]
+    transformers.Trainer(Breaks(), args, train_dataset=data, callbacks=[HFCallbacks([saves])]).train()
+    assert [each.step for each in checkpoints_in(tmp_path / "ours")] == [3, 6]
+    assert latest_checkpoint(tmp_path / "ours") == str(tmp_path / "ours" / "checkpoint-3")
 
 
 def test_lightning_writes_and_resumes_through_our_commit(tmp_path: Path) -> None:
