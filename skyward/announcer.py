@@ -178,7 +178,7 @@ def _call_with_each(function: Callable[[Event], object], stream: EventStream) ->
     for event in stream:
         try:
             function(event)
-        except Exception:
+        except BaseException:  # SystemExit too: what follows is told all the same
             if not has_raised:
                 has_raised = True
                 told = notify(

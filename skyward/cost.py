@@ -157,7 +157,10 @@ class Spending:
         if is_over:
             error = self._exceeded()
             # Not a daemon: the program must not end in the middle of this.
-            threading.Thread(target=self._stop, args=(error,), name="skyward-budget-stop").start()
+            try:
+                threading.Thread(target=self._stop, args=(error,), name="skyward-budget-stop").start()
+            except RuntimeError:  # no more threads: then by this one
+                self._stop(error)
 
     def _due_s(self) -> float:
         """Seconds until the pool must end; warns on the way."""

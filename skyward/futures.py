@@ -7,6 +7,7 @@ thread that waits for the value would make both wait for ever.
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ from .errors import UsageError
 __all__ = ["Failures", "Future", "Undecoded", "refuse_to_wait", "this_thread"]
 
 T = TypeVar("T")
+
+_logger = logging.getLogger("concurrent.futures")
 
 this_thread = threading.local()
 """`brings_values` is set in the I/O threads."""
@@ -54,6 +57,8 @@ class Undecoded:
                 try:
                     self._value = self._decode()
                 except BaseException as error:
+                    if interrupts.is_from_handler(error):
+                        raise  # it is not the call's: whoever asks next decodes anew
                     self._error = error
                 self._is_done, self._decode = True, None
         if self._error is not None:
@@ -102,6 +107,23 @@ class Failures:
         with self._lock:
             first = self._first[0] if self._first else None
         return None if first is None else first.exception()
+
+
+class _Contained:
+    """Keep what a callback raises, SystemExit too, from the thread that brings all values."""
+
+    def __init__(self, callback: Callable[[Any], object]) -> None:
+        self._callback = callback
+
+    def __call__(self, future: Any) -> None:
+        try:
+            self._callback(future)
+        except Exception:
+            raise  # the standard future logs it
+        except BaseException:
+            if not getattr(this_thread, "brings_values", False):
+                raise
+            _logger.exception("exception calling callback for %r", future)
 
 
 class Future(concurrent.futures.Future[T]):
@@ -157,6 +179,13 @@ class Future(concurrent.futures.Future[T]):
         if is_new:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
         return True
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call `fn` with the future when it is done, or at once.
+
+        What it raises is logged, and harms neither other callbacks nor other calls.
+        """
+        super().add_done_callback(_Contained(fn))
 
     def set_running(self) -> None:
         """The call was sent to a node. Nothing happens if it is cancelled already."""

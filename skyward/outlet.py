@@ -103,12 +103,19 @@ class Outlet(Generic[T]):
                 self._missing += 1
             if self._thread is None:
                 self._moved_at = time.monotonic()
-                self._thread = threading.Thread(target=self._run, name="skyward-outlet", daemon=True)
-                self._thread.start()
+                self._start()
             elif self._is_idle:
                 self._moved_at = time.monotonic()
                 self._condition.notify_all()
             return self._put
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="skyward-outlet", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: the next item tries again
+            return
+        self._thread = thread
 
     def wait(self, number: int) -> bool:
         """Wait until item `number` was written. False: the reader has stalled or is slow."""

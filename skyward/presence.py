@@ -71,9 +71,9 @@ class Presence:
         """For the thread."""
         reason = live.is_asked_to_end(self._pool.pool)
         if reason:
+            threading.Thread(target=self._on_asked, args=(reason,), name="skyward-end", daemon=True).start()
             with self._lock:
                 self._open.discard(self)
-            threading.Thread(target=self._on_asked, args=(reason,), name="skyward-end", daemon=True).start()
 
 
 def _look() -> None:
@@ -88,7 +88,10 @@ def _look() -> None:
                 return
             changed.clear()
         for pool in pools:
-            pool.look()
+            try:
+                pool.look()
+            except (OSError, RuntimeError):  # no descriptor or no thread is left: the next look comes soon
+                continue
 
 
 def _node(machine: Machine) -> LiveNode:

@@ -9,10 +9,12 @@ import json
 import pickle
 from typing import TYPE_CHECKING
 
+from ..errors import InternalError
 from ..wire.frames import Frame, Kind
 from .gang import RankTask
 from .link import NodeLink, Readable
 from .tasks import Loss, Task, TaskFailure, loss_error
+from .threads import in_words, report
 
 if TYPE_CHECKING:
     from .direct import DirectEngine
@@ -74,6 +76,18 @@ class Arrivals:
         elif kind == Kind.IN_CREDIT:
             lane = frame.lane
             after.append(lambda: task.on_input_credit(lane))
+
+    def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
+        """A frame could not be handled: the task that it is about fails."""
+        report(error)
+        task = self._books.tasks.get(frame.ident)
+        if task is None:
+            return
+        failure = InternalError(f"{task.name!r} failed in the client: {in_words(error)}; please report this")
+        failure.__cause__ = error
+        if not task.is_cancelled or isinstance(task, RankTask):
+            self._books.after.append(lambda: task.on_failed(failure))
+        self._sending.finish(task, link.node)
 
     def _on_nested(self, link: NodeLink, frame: Frame) -> None:
         blobs = link.blobs_of_call(frame.ident)

@@ -69,24 +69,25 @@ class CommandEnds(Ends):
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
-        """Raises Unreachable: there is no such command."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        for sock in (ours, theirs):  # a piece of a blob must fit at once
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_SIZE)
-        self._stderr, stderr = os.pipe()
-        os.set_blocking(self._stderr, False)
-        os.set_blocking(stderr, False)  # what is too much is lost, and holds up nobody
-        try:
-            self._process = subprocess.Popen(
-                list(argv), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=stderr, start_new_session=True
-            )
-        except OSError as error:
-            ours.close()
-            os.close(self._stderr)
-            raise Unreachable(f"{argv[0]}: it cannot be run: {error.strerror}", node=None) from error
-        finally:
-            theirs.close()
-            os.close(stderr)
+        """Raises Unreachable: there is no such command, or no descriptor or process for it."""
+        with contextlib.ExitStack() as kept, contextlib.ExitStack() as passed:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                kept.callback(ours.close)
+                passed.callback(theirs.close)
+                for sock in (ours, theirs):  # a piece of a blob must fit at once
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_SIZE)
+                self._stderr, stderr = os.pipe()
+                kept.callback(os.close, self._stderr)
+                passed.callback(os.close, stderr)
+                os.set_blocking(self._stderr, False)
+                os.set_blocking(stderr, False)  # what is too much is lost, and holds up nobody
+                self._process = subprocess.Popen(
+                    list(argv), stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=stderr, start_new_session=True
+                )
+            except OSError as error:
+                raise Unreachable(f"{argv[0]}: it cannot be run: {error.strerror}", node=None) from error
+            kept.pop_all()
         self._said = ""
         fd = ours.detach()
         super().__init__(fd, fd)

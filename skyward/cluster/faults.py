@@ -5,11 +5,10 @@ A part of `DirectEngine` in a file of its own: it changes the engine's books, wh
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
-from ..errors import InternalError, NodeError, Unreachable
+from ..errors import InternalError, NodeError, SkywardError, Unreachable
 from ..machine import PREEMPTED, Machine
 from ..outlet import notify
 from ..wire.ends import Ends
@@ -17,6 +16,7 @@ from .dial import LINK_TIMES, Forgotten
 from .gang import RankTask
 from .link import NodeLink
 from .tasks import Loss, Task, loss_error
+from .threads import in_words, start_thread
 
 if TYPE_CHECKING:
     from .direct import DirectEngine
@@ -51,7 +51,11 @@ class Faults:
             ends = link.channel.release()
             self._engine.teller.link_lost(link.node, why)
             self._engine.sending.perform(self._books.scheduler.node_paused(link.node))
-        threading.Thread(target=self._reconnect, args=(link, ends), name="skyward-reconnect", daemon=True).start()
+        start_thread(
+            lambda: self._reconnect(link, ends),
+            name="skyward-reconnect",
+            failed=lambda error: self._node_gone(link, f"no other link to it could be made: {in_words(error)}"),
+        )
 
     def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
         """In a thread of its own: another link to the same agent; once its lease must be over, the node is gone."""
@@ -77,7 +81,10 @@ class Faults:
         self._books.watcher.wake()
 
     def _why_gone(self, node: int) -> str | None:
-        return None if self._engine.nodes.source is None else self._engine.nodes.source.why_gone(node)
+        try:
+            return None if self._engine.nodes.source is None else self._engine.nodes.source.why_gone(node)
+        except SkywardError:  # the provider does not answer: its machine may well
+            return None
 
     # Lost nodes -----------------------------------------------------------------------------------------------------
 
@@ -105,7 +112,11 @@ class Faults:
             self._engine.gangs.node_lost(node)
             self._engine.nested.node_lost(node)
         if will_return:
-            threading.Thread(target=self._replace, args=(node,), name="skyward-replace", daemon=True).start()
+            start_thread(
+                lambda: self._replace(node),
+                name="skyward-replace",
+                failed=lambda error: self._not_replaced(node, error),
+            )
 
     def on_notice(self, node: int, said: bytes) -> None:
         """Its machine will be taken: send it nothing new, and see to another one."""
@@ -113,7 +124,13 @@ class Faults:
         self._engine.sending.perform(self._books.scheduler.node_leaving(node))
         link = self._books.links.get(node)
         if self._engine.nodes.source is not None and link is not None:
-            threading.Thread(target=self._relieve, args=(link,), name="skyward-relieve", daemon=True).start()
+            start_thread(
+                lambda: self._relieve(link),
+                name="skyward-relieve",
+                failed=lambda error: notify(
+                    f"node {link.node}: it is not replaced ahead of its end: {in_words(error)}"
+                ),
+            )
 
     def _relieve(self, link: NodeLink) -> None:
         """In a thread of its own: once another machine is ready and nothing runs on this one, it is given up."""
@@ -191,11 +208,23 @@ class Faults:
             self._engine.teller.node_replaced(node)
         self._books.watcher.wake()
 
-    def _give_up(self, node: int, error: Exception) -> None:
+    def _not_replaced(self, node: int, error: BaseException) -> None:
+        """`_replace` failed in an unforeseen way, or could not begin: nobody must wait for the node."""
+        self._give_up(node, error)
+        with self._books:
+            if self._books.is_open:
+                link = self._books.links.pop(node, None)
+                if link is not None:
+                    self._engine.nodes.unwatch(link)
+                    self._books.after.append(link.close)
+                self._engine.teller.node_lost(node, will_return=False)
+                self._engine.sending.perform(self._books.scheduler.node_lost(node, will_return=False))
+
+    def _give_up(self, node: int, error: BaseException) -> None:
         if not self._books.is_open:
             return  # the pool ends what there is
         assert self._engine.nodes.source is not None
-        notify(f"node {node} could not be replaced: {type(error).__name__}: {error}")
+        notify(f"node {node} could not be replaced: {in_words(error)}")
         try:
             self._engine.nodes.source.give_up(node)
         except Exception as failure:

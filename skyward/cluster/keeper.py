@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = ["Keeper"]
 _PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _END_LIMIT_S = 3.0
 _REAP_LIMIT_S = 600.0
+_RESTART_PAUSE_S = 0.5
 _BOOT = """
 import sys
 sys.path[:] = sys.argv[2:]
@@ -147,13 +149,20 @@ class Keeper:
         )
         for order in [*self._guarded.values(), *self._watched.values()]:
             self._write(order)
-        threading.Thread(target=self._restart, args=(self._process,), name="skyward-keeper", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # no more threads: the next order sees whether it lives
+            threading.Thread(target=self._restart, args=(self._process,), name="skyward-keeper", daemon=True).start()
 
     def _restart(self, process: subprocess.Popen[bytes]) -> None:
+        """In a thread of its own: nodes end when nobody renews their leases, so it tries until there is a keeper."""
         process.wait()
-        with self._lock:
-            if self._process is process and (self._watched or self._guarded):
-                self._start()
+        while True:
+            try:
+                with self._lock:
+                    if self._process is process and (self._watched or self._guarded):
+                        self._start()
+                return
+            except OSError:  # no descriptor, no process, no memory: perhaps in a moment
+                time.sleep(_RESTART_PAUSE_S)
 
 
 def _key(machine: Machine) -> str:

@@ -31,6 +31,7 @@ from ..wire.payloads import Encoded
 from ..wire.tasks import CALL_KINDS, Mode, TaskHead
 from .gang import Gang, RankTask
 from .tasks import Received, Task, TaskFailure, WireFunction, cannot_send
+from .threads import in_words
 
 if TYPE_CHECKING:
     from .direct import DirectEngine
@@ -92,8 +93,14 @@ class NestedCalls:
     def on_call(self, node: int, frame: Frame, blobs: dict[bytes, Blob]) -> None:
         call = self._calls[frame.ident] = _Call(number=frame.ident, node=node)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="skyward-nested", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="skyward-nested", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads: this call fails
+                self._take(frame.ident)
+                self._reply(call, _message("error", UsageError(f"the call cannot be made: {error}")))
+                return
+            self._thread = thread
         self._inbox.put(lambda: self._begin(call, frame.body, blobs))
 
     def on_uncall(self, number: int) -> None:
@@ -182,7 +189,7 @@ class NestedCalls:
         while (work := self._inbox.get()) is not None:
             try:
                 work()
-            except Exception as error:  # of one call; the others go on
+            except BaseException as error:  # of one call; the others go on
                 notify(f"a call of a task: {type(error).__name__}: {error}")
             del work  # it holds arrays
 
@@ -195,8 +202,8 @@ class NestedCalls:
                     submit()
         except SkywardError as error:
             self._settle(call.number, "error", error)
-        except Exception as error:  # unpickling what the user gave: any exception can come
-            self._settle(call.number, "error", UsageError(f"the call cannot be made: {type(error).__name__}: {error}"))
+        except BaseException as error:  # unpickling what the user gave: any exception can come
+            self._settle(call.number, "error", UsageError(f"the call cannot be made: {in_words(error)}"))
 
     def _adopt(self, call: _Call, parent: int) -> bool:
         """Whether it is still wanted; from now on it ends with the task that made it."""
@@ -292,10 +299,8 @@ class NestedCalls:
             return
         try:
             message = _message(what, came)
-        except Exception as error:  # no room for a copy, say
-            message = _message(
-                "error", InternalError(f"a value could not be passed on: {type(error).__name__}: {error}")
-            )
+        except BaseException as error:  # no room for a copy, say
+            message = _message("error", InternalError(f"a value could not be passed on: {in_words(error)}"))
         with self._books:
             call = self._take(number)
             if call is not None and self._books.is_open:
@@ -324,7 +329,7 @@ def _of_gang(gang: Gang) -> Encoded:
     try:
         if gang.future.has_failed:
             gang.future.result()
-    except Exception as error:
+    except BaseException as error:
         return _message("error", error)
     values = [gang.values[rank] for rank in sorted(gang.values)]
     return _of_values("value" if gang.nodes is None else "values", values[:1] if gang.nodes is None else values)

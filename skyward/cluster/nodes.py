@@ -9,6 +9,7 @@ import pickle
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..events import Emit, NodeReady
@@ -20,6 +21,7 @@ from ..wire.tasks import Topology
 from .link import NodeLink
 from .liveness import Liveness
 from .opening import Opener
+from .threads import report, start_thread
 
 if TYPE_CHECKING:
     from .direct import DirectEngine
@@ -29,6 +31,13 @@ __all__ = ["Nodes"]
 _CONNECT_S = 20.0
 _FINISH_S = 3.0
 """Seconds for the last frames to a remote node, and for the command that brings them there to end."""
+
+
+def _finish(link: NodeLink, deadline: float, is_ended: threading.Event) -> None:
+    try:
+        link.finish(deadline)
+    finally:
+        is_ended.set()
 
 
 class Nodes:
@@ -100,15 +109,12 @@ class Nodes:
         """Send what still waits to remote nodes, side by side and for some seconds at most; then there are no links."""
         links = list(self._books.links.values())
         deadline = time.monotonic() + _FINISH_S
-        threads = [
-            threading.Thread(target=link.finish, args=(deadline,), daemon=True)
-            for link in links
-            if link.dialler is not None
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_FINISH_S + 1)
+        remote = [link for link in links if link.dialler is not None]
+        ended = {link: threading.Event() for link in remote}
+        for link in remote:
+            start_thread(partial(_finish, link, deadline, ended[link]), name="skyward-finish", failed=report)
+        for is_ended in ended.values():
+            is_ended.wait(max(0.0, deadline + 1 - time.monotonic()))
         for link in links:
             link.close()
             if link.line is not None:

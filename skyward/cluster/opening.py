@@ -100,7 +100,7 @@ class Opener:
     def _open_one(self, machine: Machine, opened: dict[int, NodeLink], failed: list[BaseException]) -> None:
         try:
             opened[machine.node] = self.open(machine)
-        except Exception as error:  # it is raised by the thread that waits
+        except BaseException as error:  # it is raised by the thread that waits
             failed.append(error)
 
     def close(self) -> None:

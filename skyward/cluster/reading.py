@@ -15,11 +15,16 @@ from ..errors import InternalError
 from ..futures import this_thread
 from ..wire.channel import ChannelClosed
 from .link import NodeLink, Readable
+from .threads import report
 
 if TYPE_CHECKING:
     from .direct import DirectEngine
 
 __all__ = ["Reader"]
+
+_MOST_FAILURES = 50
+"""In a row, before the thread gives up."""
+_FAILURE_PAUSE_S = 0.02
 
 
 class Reader:
@@ -51,25 +56,31 @@ class Reader:
 
     def _run(self) -> None:
         this_thread.brings_values = True
-        try:
-            self._loop()
-        except BaseException as error:  # a bug of ours: better an error in every call than a wait without an end
-            self._engine.die(error)
-            raise
+        failures = 0
+        while self._books.is_open:
+            try:
+                self._step()
+                failures = 0
+            except BaseException as error:  # a bug of ours: it may cost one call, but not all of them
+                failures += 1
+                report(error)
+                if failures == _MOST_FAILURES:  # better an error in every call than a wait without an end
+                    self._engine.die(error)
+                    return
+                time.sleep(_FAILURE_PAUSE_S)
 
-    def _loop(self) -> None:
+    def _step(self) -> None:
         books, liveness = self._books, self._engine.nodes.liveness
-        while books.is_open:
-            while self._abandoned:
-                self._engine.stop(self._abandoned.popleft())
-            for link, can_read, can_write in books.watcher.wait(self._run_deadlines()):
-                if can_write:
-                    with books:
-                        books.dirty.add(link)
-                if can_read:
-                    self.read(link)
-            if liveness.is_due(time.monotonic()):
-                self._check_links()
+        while self._abandoned:
+            self._engine.stop(self._abandoned.popleft())
+        for link, can_read, can_write in books.watcher.wait(self._run_deadlines()):
+            if can_write:
+                with books:
+                    books.dirty.add(link)
+            if can_read:
+                self.read(link)
+        if liveness.is_due(time.monotonic()):
+            self._check_links()
 
     def _run_deadlines(self) -> float | None:
         """Seconds until there is something to do again; None: only when something comes."""
@@ -96,37 +107,44 @@ class Reader:
             if not link.reading.acquire(blocking=False):
                 return  # a leading caller is at it
             try:
-                if link.channel.fileno() < 0:
-                    return  # closed by the thread that read it last
-                frames = list(link.receive())
-                engine, books = self._engine, self._books
-                with books:
-                    for frame in frames:
-                        engine.arrivals.on_frame(link, frame)
-                    if link.channel.needs_flush:
-                        books.dirty.add(link)
-                    if link.channel.pongs != link.pongs:
-                        link.pongs = link.channel.pongs
-                        round_trip_ns = link.channel.round_trip_s * 1e9
-                        engine.sending.perform(books.scheduler.set_round_trip(link.node, round_trip_ns))
-                        engine.width.measured(link)
-                    if link.is_narrow:
-                        engine.width.consider(link)
-            except BlockingIOError:
-                return
-            except (ChannelClosed, InternalError) as error:
-                self._failed(link, error)
+                if link.channel.fileno() >= 0:  # else it was closed by the thread that read it last
+                    self._receive(link)
+            except BaseException as error:  # it concerns no thread that happens to read: signals are held
+                report(error)
             finally:
                 link.reading.release()
         finally:
             interrupts.let_go()
+
+    def _receive(self, link: Readable) -> None:
+        try:
+            frames = list(link.receive())
+        except BlockingIOError:
+            return
+        except (ChannelClosed, InternalError, OSError) as error:
+            self._failed(link, error)
+            return
+        engine, books = self._engine, self._books
+        with books:
+            for frame in frames:
+                try:
+                    engine.arrivals.on_frame(link, frame)
+                except BaseException as error:  # it costs one call, and no frame behind it
+                    engine.arrivals.give_up(link, frame, error)
+            if link.channel.needs_flush:
+                books.dirty.add(link)
+            if link.channel.pongs != link.pongs:
+                link.pongs = link.channel.pongs
+                round_trip_ns = link.channel.round_trip_s * 1e9
+                engine.sending.perform(books.scheduler.set_round_trip(link.node, round_trip_ns))
+                engine.width.measured(link)
+            if link.is_narrow:
+                engine.width.consider(link)
 
     def _failed(self, link: Readable, error: Exception) -> None:
         if not isinstance(link, NodeLink):
             self._engine.leading.line_gone(link)
         elif isinstance(error, ChannelClosed):
             self._engine.faults.link_gone(link, "its link ended")
-        elif link.dialler is not None:
-            self._engine.faults.link_gone(link, str(error))  # something on the way wrote into the stream
         else:
-            raise error
+            self._engine.faults.link_gone(link, str(error))  # something on the way wrote into the stream

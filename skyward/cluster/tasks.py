@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import interrupts
 from ..calls import CallOptions
-from ..errors import NodeError, NodeLost, Preempted, SlotLost, UsageError
+from ..errors import NodeError, NodeLost, Preempted, ResultNotPicklable, SlotLost, UsageError
 from ..futures import Future, Undecoded, refuse_to_wait
 from ..limits import file_limit, memory_bytes
 from ..wire.blobs import Blob
@@ -50,7 +50,18 @@ class Received:
     blobs: tuple[Blob, ...]
 
     def decode(self) -> Any:
-        return decode(self.parsed, self.blobs)
+        """Raises whatever the unpickling raises, but nothing that would end a thread or the process."""
+        try:
+            return decode(self.parsed, self.blobs)
+        except Exception:
+            raise
+        except BaseException as error:
+            if interrupts.is_from_handler(error):
+                raise
+            raise ResultNotPicklable(
+                f"a value cannot be loaded here: its unpickling raised {type(error).__name__}: {error}; "
+                "return plain data or arrays"
+            ) from error
 
     @property
     def elapsed_ns(self) -> int:

@@ -8,15 +8,16 @@ uses them in turn (`wire.ends.Stripes`). Near ones, and those that carry little,
 from __future__ import annotations
 
 import math
-import threading
 from typing import Final
 
 from ..errors import Unreachable
+from ..outlet import notify
 from ..wire.ends import CAN_STRIPE, Ends
 from ..wire.stream import StreamChannel
 from .books import Books
 from .dial import LINK_TIMES
 from .link import NodeLink, Readable
+from .threads import in_words, start_thread
 
 __all__ = ["MOST_CHANNELS", "Width", "channels_for"]
 
@@ -62,7 +63,11 @@ class Width:
         if link.channel.carried < _MUCH:
             return
         link.is_narrow = link.may_widen = False
-        threading.Thread(target=self._widen, args=(link,), name="skyward-widen", daemon=True).start()
+        start_thread(
+            lambda: self._widen(link),
+            name="skyward-widen",
+            failed=lambda error: notify(f"node {link.node}: its link stays narrow: {in_words(error)}"),
+        )
 
     def _widen(self, link: NodeLink) -> None:
         """In a thread of its own. Where there are no more channels to be had the link goes on as it is."""

@@ -12,6 +12,7 @@ import importlib
 import queue
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from ..calls import CallOptions, PendingCompute
 from ..errors import MissingDependency
+from ..outlet import notify
 from ..wire.seen import SeenArrays
 
 try:
@@ -285,11 +287,14 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
                 following = self._waiting.popleft() if self._waiting else None
                 if following is not None:
                     self._running[following] = None
-            if following is not None:
-                self._start(following)
-            if batch.callback is not None:
-                batch.callback(future)
-                self._reader.ended(batch.callback)
+            try:
+                if following is not None:
+                    self._start(following)
+                if batch.callback is not None:
+                    batch.callback(future)
+                    self._reader.ended(batch.callback)
+            except BaseException:  # joblib's callback has noted what its call raised; the other batches go on
+                notify(f"a callback of joblib's raised:\n{traceback.format_exc().rstrip()}")
             del entry, batch, future, following  # no result lives on in a thread that waits
 
     # Batch size -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 
 from ..wire.channel import ChannelClosed
@@ -83,7 +84,8 @@ class _Answering:
             self._sock.close()
             raise
         self._link = Link(self._sock)
-        self._pending = 0
+        self._pending: set[bytes] = set()
+        """Numbers of the questions that have no answer yet."""
         self._replied = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="skyward-answers", daemon=True)
 
@@ -116,10 +118,17 @@ class _Answering:
             fits = len(answer) <= INLINE_LIMIT
             with contextlib.suppress(OSError):
                 self._link.send(Kind.ANSWER, self._task, number + (answer if fits else b""), lane=0 if fits else 3)
+            ended()
+
+        def ended() -> None:
             with self._replied:
-                self._pending -= 1
+                self._pending.discard(number)
                 self._replied.notify_all()
 
         with self._replied:
-            self._pending += 1
-        self.handler(question, reply)
+            self._pending.add(number)
+        try:
+            self.handler(question, reply)
+        except BaseException:  # who asked waits for a while, and then knows
+            traceback.print_exc()
+            ended()

@@ -158,6 +158,10 @@ class Caller:
                     self._link.send_payload(kind, number, message)
             except OSError:
                 return  # the one that reads sees it, too
+            except BaseException as error:
+                self._is_closed = True
+                self._give_up(error)
+                return
 
     def _read(self) -> None:
         this_thread.brings_values = True
@@ -168,6 +172,9 @@ class Caller:
             except (ChannelClosed, OSError):
                 self._is_closed = True
                 self._give_up(PoolClosed("the node's agent is gone, and with it the calls of this task"))
+            except BaseException as error:
+                self._is_closed = True
+                self._give_up(error)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind == Kind.BLOB:

@@ -184,30 +184,40 @@ class Blob:
 
 
 class BlobWriter:
-    """A blob that arrives in pieces, in order. `finish` gives its file; until then it is this object's to close."""
+    """A blob that arrives in pieces, in order. `finish` gives its file; until then it is this object's to close.
+
+    Where there is no descriptor or no room for it, its pieces are dropped, so that what comes behind it still arrives.
+    """
 
     def __init__(self, digest: bytes, size: int, *, is_named_by_content: bool) -> None:
-        """Raises OSError: there is no room, or no descriptor, for it."""
         self._digest = digest
         self._size = size
         self._done = self._hashed = 0
         self._hasher = xxhash.xxh3_128() if is_named_by_content else None
         self._piece = xxhash.xxh3_128()
-        self._fd = _new_file("blob")
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = _new_file("blob")
 
     @property
     def is_complete(self) -> bool:
         return self._done == self._size
 
     def write(self, offset: int, piece: memoryview) -> None:
-        """The piece at `offset`. Raises OSError: there is no room for it; InternalError: it is not the next one."""
+        """The piece at `offset`. Raises InternalError: it is not the next one."""
         if offset != self._done or offset + piece.nbytes > self._size:
             raise InternalError(f"wire: a piece of a blob at {offset}, but the next one begins at {self._done}")
-        while piece.nbytes:
-            written = os.pwrite(self._fd, piece, self._done)
-            self._hash(piece[:written])
-            self._done += written
-            piece = piece[written:]
+        if self._fd >= 0:
+            try:
+                _write_all(self._fd, piece, offset)
+            except OSError:
+                self._drop()
+        self._hash(piece)
+        self._done += piece.nbytes
+
+    def _drop(self) -> None:
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
     def _hash(self, piece: memoryview) -> None:
         if self._hasher is None:
@@ -222,10 +232,14 @@ class BlobWriter:
                 self._piece.reset()
 
     def finish(self) -> int:
-        """The descriptor, which is now the caller's. Raises InternalError: the content is not that of the name."""
+        """The descriptor, which is now the caller's; -1: there was no room for it.
+
+        Raises InternalError: the content is not that of the name.
+        """
         if self._hasher is not None and self._hasher.digest() != self._digest:
             raise InternalError(f"wire: blob {self._digest.hex()} did not arrive as it was sent")
-        _seal(self._fd)
+        if self._fd >= 0:
+            _seal(self._fd)
         fd, self._fd = self._fd, -1
         return fd
 

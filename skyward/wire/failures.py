@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from .. import errors
+from .. import errors, interrupts
 from ..errors import RemoteError, SkywardError, TaskError
 from ..printable import printable_lines
 
@@ -97,8 +97,8 @@ def encode_exception(error: BaseException) -> tuple[bytes | None, str]:
         _ExceptionPickler(sink, protocol=5).dump(error)
         data = sink.getvalue()
         pickle.loads(data)
-    except Exception as why:  # a pickling or a constructor of the user's: any exception can come
-        return None, f"{type(why).__name__}: {why}"
+    except BaseException as why:  # a pickling or a constructor of the user's: SystemExit can come too
+        return None, f"{type(why).__name__}: {_message(why)}"
     return data, ""
 
 
@@ -155,8 +155,12 @@ def decode_failure(failure: Failure, *, where: str, node: int | None, task: str,
     if failure.pickled is not None:
         try:
             error = pickle.loads(failure.pickled)
-        except Exception as why:  # the class is unknown here, or its module fails to import
-            reason = f"{type(why).__name__}: {why}"
+            if not isinstance(error, BaseException):
+                error, reason = None, f"its pickle holds a {type(error).__qualname__}"
+        except BaseException as why:  # the class is unknown here, its module fails to import, or calls sys.exit()
+            if interrupts.is_from_handler(why):
+                raise
+            reason = f"{type(why).__name__}: {_message(why)}"
     if error is None:
         error = RemoteError(
             f"{failure.type_name}: {failure.message} (raised {where}; it could not be rebuilt here: {reason})",
@@ -200,7 +204,7 @@ def _type_name(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as why:  # a __str__ of the user's
+    except BaseException as why:  # a __str__ of the user's
         return f"<its __str__ raised {type(why).__name__}>"
 
 
@@ -221,5 +225,5 @@ def _traceback_text(error: BaseException, hide: str) -> str:
     shown = frames if frames is not None else error.__traceback__
     try:
         return "".join(traceback.format_exception(type(error), error, shown))
-    except Exception as why:  # a __str__ or __repr__ of the user's
+    except BaseException as why:  # a __str__ or __repr__ of the user's
         return f"<the traceback cannot be formatted: {type(why).__name__}>"

@@ -274,4 +274,3 @@ def processes_with(marker: str) -> dict[int, str]:
         if is_marked and int(name) != os.getpid() and "keeper_process" not in command:
             found[int(name)] = command
     return found
-

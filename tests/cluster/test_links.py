@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -194,6 +195,34 @@ def test_other_nodes_do_the_work_while_a_link_is_cut(provider: Relayed) -> None:
         assert [where() >> pool for _ in range(10)] == [1] * 10
         provider.mend(0)
         assert where() @ pool == [0, 1]
+
+
+def test_a_link_that_breaks_while_no_descriptor_is_left_is_made_anew_once_there_are_some(
+    provider: Relayed, tmp_path: Path
+) -> None:
+    @sky.compute
+    def wait_for(path: Path) -> str:
+        while not path.exists():
+            time.sleep(0.01)
+        return "done"
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with sky.ComputePool(provider, nodes=1, logs=False) as pool:
+        assert pid() >> pool
+        future = wait_for(tmp_path / "go") > pool
+        dialler = engine_of(pool).books.links[0].dialler
+        assert dialler is not None
+        number, relays = dialler.link, provider.relays(0)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+            for relay in relays:
+                os.kill(relay, signal.SIGKILL)
+            until(lambda: dialler.link >= number + 2)  # one attempt has failed
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        (tmp_path / "go").touch()
+        assert future.result(timeout=30) == "done"
+        assert pid() >> pool
 
 
 def test_a_link_that_stays_cut_is_a_lost_node_and_its_agent_ends_by_itself(provider: Relayed) -> None:

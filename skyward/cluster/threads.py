@@ -1,0 +1,49 @@
+"""Threads that the engine starts: whatever goes wrong in one is told to whoever must act on it."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+
+from ..outlet import notify
+
+__all__ = ["in_words", "report", "start_thread"]
+
+
+def start_thread(run: Callable[[], object], *, name: str, failed: Callable[[BaseException], object]) -> None:
+    """Call `run` in a thread of its own. If it raises, or no thread can be had, `failed` is called with the error.
+
+    `failed` runs in that thread, or, where there is none, in this one.
+    """
+
+    def guarded() -> None:
+        try:
+            run()
+        except BaseException as error:  # SystemExit ends a thread silently
+            failed(error)
+
+    try:
+        threading.Thread(target=guarded, name=name, daemon=True).start()
+    except RuntimeError as error:  # no more threads
+        failed(error)
+
+
+def in_words(error: BaseException) -> str:
+    """Type and message of an error, in one line where it has one. Its `__str__` may be the user's, and raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException as another:
+        return f"{type(error).__name__} (its __str__ raised {type(another).__name__})"
+
+
+def report(error: BaseException) -> None:
+    """Tell the user of a bug of ours in a thread that goes on."""
+    notify(f"an error in a thread of the pool, which goes on; please report this\n{_trace(error)}")
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException:  # a `__str__` of the user's
+        return in_words(error)

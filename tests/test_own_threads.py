@@ -1,0 +1,221 @@
+"""No thread of the package dies of what it calls: each one is listed here, with what happens when something raises."""
+
+from __future__ import annotations
+
+import ast
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+import skyward as sky
+from skyward.cluster.threads import in_words, start_thread
+from skyward.testing import Faults
+from tests.channels import Relayed
+from tests.engines import engine_of
+from tests.waiting import until
+
+PACKAGE = Path(sky.__file__).parent
+
+STARTS_THREADS = {"Thread", "Timer", "start_new_thread", "start_thread"}
+
+LISTED = {
+    # The client's engine.
+    "cluster/reading.py:Reader.start": "goes on; after 50 failures in a row every open call fails",
+    "cluster/threads.py:start_thread": "tells `failed`",
+    "cluster/faults.py:Faults.link_gone": "the node is lost, and replaced",
+    "cluster/faults.py:Faults._node_gone": "the node is given up",
+    "cluster/faults.py:Faults.on_notice": "the node is replaced once it is gone",
+    "cluster/width.py:Width.consider": "the link goes on with one channel",
+    "cluster/nested.py:NestedCalls.on_call": "one call of a task fails; the thread goes on",
+    "cluster/nodes.py:Nodes.close": "the link is closed without its last frames",
+    "cluster/opening.py:Opener.open_all": "raised by the thread that waits",
+    "cluster/opening.py:ask_to_end": "the node ends by its lease",
+    "cluster/keeper.py:Keeper._start": "tries again until there is a keeper",
+    "wire/blobs.py:_Spares.prepare": "there is no spare file",
+    "wire/blobs.py:_Spares._drop_later": "closes a descriptor; nothing can raise",
+    "wire/pull.py:pull": "the copy is incomplete, and the call is sent again",
+    "streams.py:InputFeed.start": "the call that reads the iterator fails",
+    "interrupts.py:_Deferring.__call__": "sends a signal; nothing can raise",
+    # What shows and tells.
+    "outlet.py:Outlet._start": "reported; the sink gets nothing more",
+    "announcer.py:Announcer.open": "reported; the function is called with what follows",
+    "presence.py:Presence.open": "looks again",
+    "presence.py:Presence.look": "the pool's end reports it",
+    "console/terminal.py:Terminal.add": "the view is given up",
+    "console/console.py:_LiveView.__init__": "the view is not shown",
+    "console/console.py:_NotebookLine.__init__": "the line stands still",
+    # Machines.
+    "pool_machines.py:PoolMachines._stand_in": "reported; the machine is ended with the pool",
+    "cost.py:Spending.take": "emits and waits; the pool's machines end with their leases",
+    "cost.py:Spending._watch": "closes the pool, whose end reports it",
+    "providers/ending.py:shielded": "raised by the thread that waits",
+    "providers/remote.py:bring_up": "`WayUp.go` keeps it for the thread that waits",
+    "providers/remote.py:_in_parallel": "the machine ends by its lease",
+    "providers/way_up.py:WayUp._holding_lease": "what prepares the machine meets the error too",
+    "providers/bring_up.py:_in_parallel": "nothing was found",
+    "ssh/pure_process.py:_Server.serve": "one command fails",
+    "ssh/pure_process.py:_Server._keep_alive": "the silence is taken for a cut, and the connection is made anew",
+    "ssh/pure_process.py:_Session.run": "the command ends",
+    # On nodes, in the user's processes.
+    "slot/lanes.py:serve_threads": "the process ends, and its agent tells of its calls",
+    "slot/answers.py:_Answering.__init__": "one question has no answer; the thread goes on",
+    "slot/nested.py:Caller.__init__": "the open calls of the task fail",
+    "integrations/torch.py:_leave_within_limit": "the group is left by the end of the process",
+    "integrations/joblib.py:SkywardPoolBackend._callbacks": "reported; the thread goes on",
+    # Training.
+    "training/handler_queue.py:HandlerQueue.put": "raised in the training thread by the next call",
+    "training/checkpoint/background.py:BackgroundSaves.start": "raised in the training thread by poll or wait",
+    "training/control/channel.py:_on_question": "one question has no answer",
+    "training/control/server.py:ControlServer.__init__": "close does not wait for it",
+    "training/control/server.py:ControlServer._in_a_thread": "one request has no answer",
+    "training/evaluation/dispatchers/process_main.py:main": "the process ends, and the evaluation is given to another",
+    "training/evaluation/dispatchers/seats.py:SeatedDispatcher._fill": "the evaluation fails",
+    "training/evaluation/dispatchers/seats.py:_Timer.__init__": "the evaluation has no time limit",
+    "training/evaluation/members.py:HealthProbes.__init__": "workers that failed are not tried again",
+    "training/evaluation/pipeline.py:Lane.put": "logged; the thread goes on",
+}
+
+
+def threads_of(path: Path) -> Iterator[str]:
+    """`function` for each place that starts a thread."""
+
+    def visit(node: ast.AST, where: tuple[str, ...]) -> Iterator[str]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            where = (*where, node.name)
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if name in STARTS_THREADS:
+                yield ".".join(where)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, where)
+
+    yield from visit(ast.parse(path.read_text()), ())
+
+
+def test_every_thread_of_the_package_is_listed() -> None:
+    """But for what is for tests, and the agent's loop, whose timers are no threads."""
+    found = {
+        f"{path.relative_to(PACKAGE)}:{function}"
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] != "testing" and path.name != "loop.py"
+        for function in threads_of(path)
+    }
+    assert found - LISTED.keys() == set(), "say what happens when something raises in it, and test it"
+    assert LISTED.keys() - found == set(), "these start no thread"
+
+
+@sky.compute
+def number(x: int) -> int:
+    return x
+
+
+def works(pool: sky.ComputePool) -> bool:
+    return [number(i) >> pool for i in range(3)] == [f.result(20) for f in [number(i) > pool for i in range(3)]]
+
+
+class RaisingOnce:
+    """In the place of a method of ours, once."""
+
+    def __init__(self, owner: object, method: str, error: BaseException) -> None:
+        self._owner, self._method, self._error = owner, method, error
+        self._real: Callable[..., Any] = getattr(owner, method)
+        self.has_raised = False
+
+    def __enter__(self) -> Self:
+        setattr(self._owner, self._method, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        delattr(self._owner, self._method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.has_raised:
+            self.has_raised = True
+            raise self._error
+        return self._real(*args, **kwargs)
+
+
+ERRORS = [OSError(errno.EMFILE, "Too many open files"), SystemExit(3), MemoryError()]
+
+
+@pytest.fixture(scope="module")
+def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
+    return sky_pools(nodes=2, concurrency=1, logs=False)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("called", ["watcher.wait", "books.run_deadlines", "reader.read", "liveness.is_due"])
+def test_the_io_thread_survives_what_its_loop_calls(pool: sky.ComputePool, called: str, error: BaseException) -> None:
+    engine = engine_of(pool)
+    owners = {"watcher": engine.books.watcher, "liveness": engine.nodes.liveness}
+    owner, method = called.split(".")
+    with RaisingOnce(owners.get(owner) or getattr(engine, owner), method, error) as raising:
+        futures = [number(i) > pool for i in range(10)]
+        assert [future.result(20) for future in futures] == list(range(10))
+        engine.books.watcher.wake()
+        until(lambda: raising.has_raised)
+    assert works(pool)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_answer_that_cannot_be_handled_costs_its_own_call(pool: sky.ComputePool, error: BaseException) -> None:
+    engine = engine_of(pool)
+    with RaisingOnce(engine.arrivals, "on_frame", error):
+        futures = [number(i) > pool for i in range(10)]
+        outcomes = [future.exception(20) for future in futures]
+    assert sum(outcome is not None for outcome in outcomes) <= 1
+    assert works(pool)
+
+
+def test_an_answer_that_cannot_be_handled_does_not_end_its_caller(pool: sky.ComputePool) -> None:
+    with RaisingOnce(engine_of(pool).arrivals, "on_frame", SystemExit(3)), pytest.raises(sky.errors.InternalError):
+        number(1) >> pool
+    assert works(pool)
+
+
+@pytest.mark.parametrize(
+    ("called", "error"), list(zip(["dialler.dial_until", "channel.attach", "nodes.watch"], ERRORS, strict=True))
+)
+def test_a_link_that_cannot_be_made_anew_is_a_lost_node_that_is_replaced(
+    called: str, error: BaseException, tmp_path: Path
+) -> None:
+    provider = Relayed(lease_s=30.0, folder=str(tmp_path))
+    with sky.ComputePool(provider, nodes=1, logs=False, console=False) as pool:
+        assert works(pool)
+        engine = engine_of(pool)
+        link = engine.books.links[0]
+        owners: dict[str, object] = {"dialler": link.dialler, "channel": link.channel, "nodes": engine.nodes}
+        owner, method = called.split(".")
+        with RaisingOnce(owners[owner], method, error) as raising:
+            provider.break_links(0)
+            until(lambda: raising.has_raised)
+        until(lambda: engine.books.links.get(0) not in (None, link))
+        assert works(pool)
+
+
+def test_a_node_whose_replacement_fails_in_an_unforeseen_way_is_given_up() -> None:
+    with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False) as pool:
+        assert works(pool)
+        source = engine_of(pool).nodes.source
+        assert source is not None
+        with RaisingOnce(source, "replace", SystemExit(3)) as raising:
+            Faults(pool).kill_node(0)
+            until(lambda: raising.has_raised)
+            refused = (number(1) > pool.node(0)).exception(30)
+        assert isinstance(refused, sky.errors.NodeLost)
+        assert works(pool)
+
+
+def test_a_thread_that_raises_tells_whoever_must_act() -> None:
+    told: list[str] = []
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    start_thread(leave, name="test", failed=lambda error: told.append(in_words(error)))
+    until(lambda: told)
+    assert told == ["SystemExit: 3"]
