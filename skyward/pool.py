@@ -42,6 +42,7 @@ from .live import LivePool
 from .logs import Lines, LogFiles
 from .machine import LogSink, Offer, PoolSpec
 from .options import ALIASES, check_options, is_pool_name, translated
+from .outlet import notify
 from .oversights import Oversights
 from .packing import packed_initializer
 from .pool_machines import PoolMachines
@@ -49,6 +50,7 @@ from .presence import Presence
 from .providers.base import Provider, least_billed_s
 from .providers.ending import shielded
 from .remote_control import control_of
+from .replacing import make_way, withdraw
 from .signatures import checked_options
 from .slot.handle import TargetHandle
 from .targets import Calls, NodeCount, NodeTarget, checked_nodes, checked_roles
@@ -105,7 +107,8 @@ class ComputePool(Calls):
         console: what is shown on standard error. None: on a terminal a few lines at its bottom that follow the nodes,
             plain lines elsewhere, a line in a notebook; of `sky.Local()`, which starts in a moment, only what goes
             wrong, and on a terminal the lines after two seconds. True: all of it, always. False: nothing.
-        name: what `skyward ls`, `logs`, `ssh` and `down` call it: letters, digits, "-", "_" and ".".
+        name: what `skyward ls`, `logs`, `ssh` and `down` call it: letters, digits, "-", "_" and ".". A process has one
+            open pool of a name; in a notebook the next one closes it, as does a pool assigned to the same variable.
 
     Raises:
         UsageError: a field is out of its range; the message names it.
@@ -278,6 +281,11 @@ class ComputePool(Calls):
         return (self._spec.nodes - len(self._kept)) * self.concurrency
 
     @property
+    def name(self) -> str:
+        """The name that its user gave it, or empty."""
+        return self._label
+
+    @property
     def job_id(self) -> str:
         """The name of this pool and no other, which `sky.instance_info().job_id` is in its calls."""
         return self._name
@@ -344,12 +352,19 @@ class ComputePool(Calls):
         return engine.nodes.agent_pids()
 
     def start(self) -> Self:
-        """Make the machines and connect to them; what fails, or is interrupted, leaves nothing behind."""
+        """Make the machines and connect to them; what fails, or is interrupted, leaves nothing behind.
+
+        In a notebook it first closes the open pool of the same name, and the one in whose variable it will be.
+
+        Raises:
+            UsageError: it is open already; elsewhere, another open pool of this process has its name.
+        """
         with self._ending, self._lock:
             if self._engine is not None:
                 raise UsageError(f"{self!r} is open already")
             self._spec = dataclasses.replace(self._spec, stop=threading.Event())
             self._look_at_image()
+            make_way(self, self._label, sys._getframe())
             self._ended_by = None
             presence = self._made_presence()
             machines = self._machines = self._made_machines(presence)
@@ -380,6 +395,15 @@ class ComputePool(Calls):
             raise self._ended_by
         push_active(self)
         return self
+
+    def give_way(self, why: str) -> None:
+        """Close for another pool: open calls, and later ones, raise PoolClosed. For notebooks, see `replacing`."""
+        error = PoolClosed(f"{self._label or self._name}: this pool was closed: {why}")
+        notify(f"{self._label or self._name}: closing this pool: {why}")
+        if self._engine is not None:
+            self._engine.cancel_all(error)
+        self.close(cancel=True)
+        self._ended_by = error
 
     def _made_machines(self, presence: Presence) -> PoolMachines:
         end_early = weakref.WeakMethod(self._end_early)
@@ -468,6 +492,7 @@ class ComputePool(Calls):
     def _say_closed(self, reason: str = "") -> None:
         seconds = time.monotonic() - self._began_at
         self._announcer.emit(ClosedEvent(pool=self._name, seconds=seconds, reason=reason))
+        withdraw(self)
         console, self._console = self._console, None
         presence, self._presence = self._presence, None
         if self._owner == os.getpid():

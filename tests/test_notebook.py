@@ -227,6 +227,42 @@ futures = [busy({str(tmp_path)!r}) > pool for _ in range(2)]
     ]
 
 
+OPEN_COUNT = "[p.label for p in __import__('skyward').live.live_pools() if p.owner.pid == __import__('os').getpid()]"
+
+
+def test_a_cell_that_is_run_again_replaces_its_pool(notebook: Notebook) -> None:
+    cell = "import skyward as sky, skyward.live\npool = sky.ComputePool(sky.Local()).start()\npool"
+    assert notebook.run(cell).text == ""
+    notebook.run("future = sky.compute(__import__('time').sleep)(300) > pool")
+    assert re.fullmatch(
+        r"skyward: pool-\w+: closing this pool: pool is assigned another pool\n", notebook.run(cell).text
+    )
+    assert notebook.value("type(future.exception()).__name__") == "PoolClosed"
+    assert notebook.value("sky.compute(abs)(-3) >> pool") == 3
+    assert len(notebook.value(OPEN_COUNT)) == 1
+    notebook.run("%reset -f")
+    assert "closing this pool" in notebook.run(cell).text
+    # In two steps, and by a function.
+    assert "closing this pool" in notebook.run("pool = sky.ComputePool(sky.Local())\npool.start()").text
+    notebook.run("def opened():\n    return sky.ComputePool(sky.Local()).start()")
+    assert "closing this pool" in notebook.run("pool = opened()").text
+    assert len(notebook.value(OPEN_COUNT)) == 1
+
+
+def test_pools_of_one_name_replace_each_other_and_others_stay(notebook: Notebook) -> None:
+    notebook.run("import skyward as sky, skyward.live")
+    notebook.run('one = sky.ComputePool(sky.Local(), name="train").start()')
+    cell = notebook.run('two = sky.ComputePool(sky.Local(), name="train").start()')
+    assert cell.text == "skyward: train: closing this pool: another pool named 'train' is opened\n"
+    assert notebook.value(OPEN_COUNT) == ["train"]
+    loop = "pools = []\nfor _ in range(2):\n    pool = sky.ComputePool(sky.Local()).start()\n    pools.append(pool)"
+    assert notebook.run(loop).text == ""
+    assert notebook.run("another = sky.ComputePool(sky.Local()).start()").text == ""
+    assert len(notebook.value(OPEN_COUNT)) == 4
+    assert notebook.run("abs(-1) >> two").error == "UsageError"
+    assert notebook.value("sky.compute(abs)(-3) >> two") == 3
+
+
 def test_the_console_is_one_line_that_follows_the_pool() -> None:
     cells = [
         'import skyward as sky\npool = sky.ComputePool(sky.Local(), console=True, name="demo").start()',

@@ -18,7 +18,7 @@ from .state import PoolState
 from .terminal import Terminal, fits
 from .words import duration, usd
 
-__all__ = ["Console", "Mode", "mode_here", "open_console"]
+__all__ = ["Console", "Mode", "ipython_shell", "mode_here", "open_console"]
 
 Mode = Literal["live", "notebook", "plain"]
 
@@ -43,7 +43,7 @@ class Console(Protocol):
 
 def mode_here() -> Mode:
     """What standard error of this process can show."""
-    shell = _ipython()
+    shell = ipython_shell()
     if shell is not None and hasattr(shell, "kernel"):
         return "notebook"
     if shell is not None or hasattr(sys, "ps1") or os.environ.get("TERM", "dumb") in ("", "dumb"):
@@ -196,7 +196,7 @@ class _NotebookLine:
         self._update()
 
 
-def _ipython() -> Any:
+def ipython_shell() -> Any:
     """The IPython shell that this program runs in, if it does."""
     module = sys.modules.get("IPython")
     get = getattr(module, "get_ipython", None)
