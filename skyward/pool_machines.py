@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from .cluster.keeper import Keeper
 from .cluster.opening import ask_to_end
 from .cost import Spending, affordable
-from .errors import BudgetExceeded, NoCapacity, QuotaExceeded, SkywardError
+from .errors import BudgetExceeded, NoCapacity, ProviderError, QuotaExceeded, SkywardError
 from .events import Emit, Event
 from .journal import state_folder
 from .machine import Machine, Offer, PoolSpec
@@ -158,7 +158,6 @@ class PoolMachines:
             if not self._is_open or self._replacements > _MAX_REPLACEMENTS:
                 return None
             machine = self._launched_patiently(node)
-            Keeper.of_this_process().watch(machine)
         return machine
 
     def prepare_replacement(self, node: int) -> bool:
@@ -166,11 +165,9 @@ class PoolMachines:
             if node in self._spares or not self._is_open or self._replacements >= _MAX_REPLACEMENTS:
                 return node in self._spares
             try:
-                (machine,) = self._launched([node])
+                self._spares[node] = self._launched_one(node)
             except (NoCapacity, QuotaExceeded, BudgetExceeded):  # perhaps there is room when the old one is gone
                 return False
-            Keeper.of_this_process().watch(machine)
-            self._spares[node] = machine
             return True
 
     def give_up(self, node: int) -> None:
@@ -203,13 +200,23 @@ class PoolMachines:
         pause_s, most_s = _LAUNCH_PAUSES_S
         while True:
             try:
-                (machine,) = self._launched([node])
-                return machine
+                return self._launched_one(node)
             except SkywardError as error:
                 is_over = time.monotonic() + pause_s > deadline
                 if is_over or not self._may_pass(error) or self._spec.stop.wait(pause_s):
                     raise
             pause_s = min(2 * pause_s, most_s)
+
+    def _launched_one(self, node: int) -> Machine:
+        """A machine that the keeper watches."""
+        (machine,) = self._launched([node])
+        try:
+            Keeper.of_this_process().watch(machine)
+        except OSError as error:  # the keeper is dead, and there is no process for another
+            self._terminate(machine)
+            text = f"keeper: cannot be started: {error.strerror}; make room for its process"
+            raise ProviderError(text, retryable=True) from error
+        return machine
 
     def _may_pass(self, error: SkywardError) -> bool:
         """Hosts of the user's own do not grow in number or size; a cloud may have more machines in a while."""

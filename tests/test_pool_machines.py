@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Collection, Iterator
@@ -9,6 +10,7 @@ from collections.abc import Collection, Iterator
 import pytest
 
 import skyward as sky
+from skyward.cluster.keeper import Keeper
 from skyward.errors import BudgetExceeded
 from skyward.events import ignore
 from skyward.machine import Machine, PoolSpec
@@ -73,3 +75,25 @@ def test_once_they_are_stopped_none_is_launched(made: Made) -> None:
     made.machines.stop()
     assert not made.machines.prepare_replacement(0)
     assert made.machines.replace(0) is None
+
+
+def test_a_replacement_is_ended_where_no_keeper_can_be_started_and_then_tried_again(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper.of_this_process()
+    (first,) = made.machines.launch()
+    launched: list[Machine] = []
+    watch = Keeper.watch
+
+    def watch_late(self: Keeper, machine: Machine) -> None:
+        launched.append(machine)
+        if len(launched) == 1:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        watch(self, machine)
+
+    monkeypatch.setattr(Keeper, "watch", watch_late)
+    second = made.machines.replace(0)
+    assert keeper is Keeper.of_this_process()
+    assert second is launched[1]
+    assert not os.path.exists(launched[0].folder)
+    assert not os.path.exists(first.folder)
