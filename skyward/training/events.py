@@ -81,6 +81,7 @@ class TrainerCallback:
 
         def on_log(self, args, state, control, logs, **kwargs): ...
 
+    The first three may have other names, as in Hugging Face's callbacks: then they come by position.
     Every event gives `args`, `state`, `control`, `ranks` (the world; see `skyward.training.agree`), `model`
     (unwrapped), `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader`, `eval_dataloader`, `trainer`;
     some give more: `logs` (on_log_step, on_log), `metrics` (on_train_metrics, on_evaluate, on_predict), `checkpoint`,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,6 +209,12 @@ def test_a_parameter_that_no_event_gives_is_explained() -> None:
     with pytest.raises(TypeError, match="of its own") as caught:
         fire(CallbackHandler([Fails()]), "on_step_end")
     assert not any("keyword" in note for note in caught.value.__notes__)
+
+
+def test_the_documentation_lists_every_event() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    drawing = page[page.index("on_init_end  on_train_begin") : page.index("A callback has handlers")]
+    assert set(re.findall(r"\bon_[a-z_]+", drawing)) == set(EVENTS)
 
 
 def test_a_control_is_a_number_and_back() -> None:

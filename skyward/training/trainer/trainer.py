@@ -255,7 +255,7 @@ class Trainer(Scoring, Checkpointing):
         if self.control.should_evaluate:
             is_best = self._is_best(self._evaluate())
             if self.args.save_strategy == "best":
-                self.control.should_save = is_best
+                self.control.should_save |= is_best  # a callback may have asked for it, too
             self._agree()
         is_cut_short = self.control.should_training_stop and self.state.global_step < self.state.max_steps
         if is_cut_short and self.args.save_strategy != "no" and self._saves.begun_at != self.state.global_step:

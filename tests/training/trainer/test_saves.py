@@ -126,6 +126,12 @@ def test_a_checkpoint_tells_its_epoch_its_metrics_and_the_hash_of_its_settings(
     assert f"eval_loss={losses[4]:.4g}" in capsys.readouterr().out
 
 
+def test_a_save_that_a_callback_asks_for_is_made_where_only_the_best_are_saved(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 6, "save_strategy": "best", "eval_strategy": "steps", "eval_steps": 1}
+    run(tmp_path, learning_rate=0.0, callbacks=[callback(on_step_end=asks(3))], **settings)
+    assert steps_in(tmp_path) == [1, 3]
+
+
 def test_the_hash_of_settings_is_that_of_what_they_compute() -> None:
     first = TrainingArguments("here", learning_rate=0.1).digest()
     assert TrainingArguments("there", learning_rate=0.1, resume_from_checkpoint="auto").digest() == first
