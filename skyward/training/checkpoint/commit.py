@@ -108,7 +108,8 @@ class InsideStaging:
     """In `data-<token>/` of the checkpoint itself. It counts when the manifest names it."""
 
     def __init__(self, parent: Folder, name: str, token: str) -> None:
-        self._final, self._token = parent.child(name), token
+        self._final = parent.child(name)
+        self._new_manifest = f"{STAGING}manifest-{token}" if isinstance(parent, LocalFolder) else MANIFEST
         self._may_be_committed = False
         self.prefix = f"{_DATA}{token}/"
         self.folder: Folder = self._final.child(f"{_DATA}{token}")
@@ -124,19 +125,19 @@ class InsideStaging:
         except OSError:
             # It may be that only the answer was lost.
             if self._final.read([MANIFEST]).get(MANIFEST) != text:
-                self._may_be_committed = not isinstance(self._final, LocalFolder)
+                if isinstance(self._final, LocalFolder):  # where an error is an answer
+                    self._may_be_committed = False
+                    self._final.child(self._new_manifest).remove()
                 raise
         _remove_replaced(self._final, besides=(MANIFEST, self.prefix.rstrip("/")))
         return self._final.path
 
     def _put(self, manifest: bytes) -> None:
         """In one step, in place of the one that is there."""
-        is_local = isinstance(self._final, LocalFolder)
-        name = f"{STAGING}manifest-{self._token}" if is_local else MANIFEST
-        with self._final.create(name) as file:
+        with self._final.create(self._new_manifest) as file:
             file.write(manifest)
-        if is_local:
-            Path(self._final.path, name).replace(Path(self._final.path, MANIFEST))
+        if self._new_manifest != MANIFEST:
+            Path(self._final.path, self._new_manifest).replace(Path(self._final.path, MANIFEST))
             flush_folder(self._final.path)
 
     def discard(self) -> None:
@@ -204,7 +205,9 @@ def _sweep_inside(checkpoint: Folder) -> Iterator[str]:
     for name in inside:
         if name in named or name == MANIFEST:
             continue
-        if name.startswith((_DATA, STAGING)):
+        if name.startswith(STAGING):
+            is_left = _is_abandoned(name, partial(checkpoint.modified_s, name))
+        elif name.startswith(_DATA):
             is_left = _is_abandoned(name, partial(_newest_object_s, checkpoint.child(name)))
         else:
             # Somebody may have put a file of his own beside ours since.

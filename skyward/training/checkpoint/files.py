@@ -40,7 +40,7 @@ class Checkpoints(Protocol):
         """Keeps them as the checkpoint of `step`, in place of one that is there. Collective. Gives its path.
 
         process_groups: those that components name; metadata: of the manifest; both as `CheckpointCoordinator` takes
-        them.
+        them. `is_finite` in it may be a tensor of one bool.
         Raises: on every rank, if one fails; then what was there before is still there.
         """
 

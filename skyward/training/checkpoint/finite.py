@@ -33,7 +33,7 @@ def is_finite(model: Any, loss: Any = None) -> torch.Tensor | bool:
     if not norms:
         return True
     device = norms[0].device
-    return torch.isfinite(torch.stack([each.to(device, torch.float64).reshape(()) for each in norms])).all()
+    return torch.stack([torch.isfinite(each).all().to(device) for each in norms]).all()
 
 
 def losses_are_finite(metrics: Mapping[str, Any]) -> bool | None:

@@ -17,7 +17,7 @@ from .hashing import HashingFile, digest_of
 from .manifest import FileEntry
 from .plain import from_plain, to_plain
 
-__all__ = ["check_file", "load_plain", "read_state", "serialise", "write_state"]
+__all__ = ["check_file", "check_is_zip", "load_plain", "read_state", "serialise", "write_state"]
 
 _DTYPES = {
     torch.bool: "BOOL",
@@ -101,6 +101,8 @@ def read_state(
 
 def load_plain(file: Any, *, where: str, allow_pickle: bool = False) -> Any:
     """Load what `to_plain` and torch.save wrote. Raises: CheckpointCorrupt; UsageError, as `read_state` does."""
+    if not allow_pickle and _runs_old_formats():
+        check_is_zip(file, where)
     try:
         return from_plain(torch.load(file, map_location="cpu", weights_only=not allow_pickle))
     except pickle.UnpicklingError as error:
@@ -113,6 +115,22 @@ def load_plain(file: Any, *, where: str, allow_pickle: bool = False) -> Any:
         ) from error
     except (ValueError, KeyError, TypeError) as error:  # of a mark
         raise CheckpointCorrupt(f"{where}: cannot be loaded: {type(error).__name__}: {error}", path=where) from error
+
+
+def _runs_old_formats() -> bool:
+    """Before 2.6 torch ran code of a file in its format from before 1.6, also with `weights_only`: CVE-2025-32434."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
+
+
+def check_is_zip(file: Any, where: str) -> None:
+    """Raises: UsageError for any other format."""
+    begin = file.read(4)
+    file.seek(0)
+    if begin != b"PK\x03\x04":
+        raise UsageError(
+            f"{where}: is in a format from before torch 1.6, which torch {torch.__version__} does not load without "
+            "running its code; use torch 2.6 or newer, or pass allow_pickle=True if you trust the file"
+        )
 
 
 def _checked(folder: Folder, entry: FileEntry) -> bytes | None:

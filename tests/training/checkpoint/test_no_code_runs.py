@@ -35,6 +35,7 @@ from skyward.training.checkpoint import (
 )
 from skyward.training.checkpoint.folders import digest_of_file, folder_at
 from skyward.training.checkpoint.sharded import write_whole
+from skyward.training.checkpoint.writer import check_is_zip
 from tests.training.checkpoint.states import Box, part
 from tests.training.trainer.regression import trainer
 
@@ -284,6 +285,20 @@ def test_the_refusal_names_the_file_and_what_it_asks_for(tmp_path: Path) -> None
     path = in_metadata(tmp_path, "mkdir")
     with pytest.raises(UsageError, match=r"sharded.dcp/.metadata: names posix.mkdir.*allow_pickle=True"):
         list(differences(path, path))
+
+
+def test_only_files_of_torchs_present_format_are_read_by_a_torch_that_runs_code_of_the_older() -> None:
+    """That of before 2.6."""
+    for is_zip in (True, False):
+        file = io.BytesIO()
+        torch.save({"weight": torch.ones(2)}, file, _use_new_zipfile_serialization=is_zip)
+        file.seek(0)
+        if is_zip:
+            check_is_zip(file, "it")
+            assert file.tell() == 0
+        else:
+            with pytest.raises(UsageError, match="it: is in a format from before torch 1.6"):
+                check_is_zip(file, "it")
 
 
 def test_the_arguments_of_a_trainer_have_no_pickles() -> None:
