@@ -10,6 +10,11 @@ ARGS ?=
 SEED ?=
 SECONDS ?= 60
 
+# Of the machine with a GPU that `make gpu-wheels` prepares for.
+GPU_PYTHON ?= 3.12
+GPU_ARCH   ?= x86_64
+GPU_WHEELS := .make/gpu-wheels
+
 TORCH := torch==2.13.0
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -24,7 +29,7 @@ BENCH_OK  := $(BENCH)/.ready-$(BENCH_KEY)
 SAY := printf '\n== %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast chaos lint bench lock clean check-python
+.PHONY: help env demo test test-fast test-gpu gpu-wheels chaos lint bench lock clean check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -36,6 +41,8 @@ help:
 	@echo "  make env        only make .venv (a few minutes the first time, instant afterwards)"
 	@echo "  make test-fast  the tests that take seconds"
 	@echo "  make chaos      kill and pause what pools are made of, at random: make chaos SEED=7 SECONDS=600"
+	@echo "  make test-gpu   the tests of a machine with a GPU: by PYTHON as it is, nothing is installed (8 minutes, a report)"
+	@echo "  make gpu-wheels what test-gpu needs beside PYTHON's own packages, for a GPU machine without a network"
 	@echo "  make lint       ruff, mypy --strict and the import rules"
 	@echo "  make bench      compare with ProcessPoolExecutor, loky, Ray, Dask (an environment of its own)"
 	@echo "  make lock       resolve the newest versions into constraints*.txt"
@@ -86,6 +93,20 @@ chaos: $(READY)
 	@$(SAY) "chaos: seed $(or $(SEED),of the tests), $(SECONDS) s on each kind of pool"
 	@SKYWARD_CHAOS_SEED=$(SEED) SKYWARD_CHAOS_SECONDS=$(SECONDS) \
 	  $(BIN)/python -m pytest -s tests/chaos tests/hosts/test_chaos.py $(ARGS)
+
+# Not in .venv: a machine with a GPU has its own torch, and perhaps no network.
+test-gpu:
+	@$(PYTHON) tests/gpu/run.py $(ARGS)
+
+gpu-wheels:
+	@$(MAKE) --no-print-directory check-python
+	@$(SAY) "wheels for Python $(GPU_PYTHON) on $(GPU_ARCH), into $(GPU_WHEELS)"
+	@rm -rf $(GPU_WHEELS)
+	@$(PYTHON) $(PIP) download -q --no-deps --only-binary=:all: -d $(GPU_WHEELS) -c constraints.txt \
+	  --implementation cp --python-version $(GPU_PYTHON) \
+	  --platform manylinux_2_17_$(GPU_ARCH) --platform manylinux2014_$(GPU_ARCH) --platform manylinux_2_28_$(GPU_ARCH) \
+	  cloudpickle xxhash
+	@ls $(GPU_WHEELS)
 
 lint: $(READY)
 	@$(SAY) "ruff"
