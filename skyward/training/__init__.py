@@ -34,4 +34,7 @@ _MODULES = {
 }
 _SUBMODULES = ("evaluation", "sakura")
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, _SUBMODULES)
+_OF_OTHERS = ("HFCallbacks", "KerasCallbacks", "LightningCallbacks")
+"""A star import leaves them out: each imports another framework, and Keras imports TensorFlow."""
+
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, _SUBMODULES, apart=_OF_OTHERS, extra="training")

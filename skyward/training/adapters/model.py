@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from ...errors import MissingDependency
+from ...signatures import checked_options
 from ..bus import CallbackHandler, callback_name
 from ..events import EVENTS
 
@@ -42,7 +43,7 @@ def class_at_first_use(
     def get(asked: str) -> Any:
         if asked != name:
             raise AttributeError(f"module {module!r} has no attribute {asked!r}")
-        made = type(name, bases(), {"__doc__": doc, "__module__": module, **body})
+        made = checked_options(type(name, bases(), {"__doc__": doc, "__module__": module, **body}))
         setattr(sys.modules[module], name, made)  # found without us from now on
         return made
 

@@ -22,4 +22,4 @@ _MODULES = {
     "tensorboard": ("TBLogger",),
 }
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")

@@ -34,4 +34,4 @@ _MODULES = {
     "sharded": ("ModelState", "OptimizerState"),
 }
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")

@@ -18,4 +18,4 @@ _MODULES = {
     "callback": ("TrainerControlCallback",),
 }
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")

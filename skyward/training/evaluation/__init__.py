@@ -21,4 +21,4 @@ _MODULES = {
     "timeline": ("Timeline", "TimelineSummary"),
 }
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from ...calls import is_seconds
 from ...errors import ArgumentNotPicklable, NodeError, PoolClosed, UsageError
+from ...signatures import checked_options
 from .dispatcher import Dispatcher, Job, Outcome, warm_up_of
 from .dispatchers import as_dispatcher
 from .dispatchers.futures import new_future, settle, settle_error
@@ -33,6 +34,7 @@ _STRIKES = 1
 """Losses of a worker after which it is left alone for a while."""
 
 
+@checked_options
 class AdaptiveCompute:
     """Sends each evaluation to the worker where it is expected to end first.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from ..agree import Ranks
 from ..events import TrainerCallback
 from ..parts import part_of
 from .evaluator import AsyncEvaluator
+from .legal import check_names
 from .ranks import submit_model
 from .records import EvaluationRecord
 from .stopping import EarlyStopping
@@ -73,6 +75,7 @@ class AsyncEvaluation(TrainerCallback):
         for field, value in (("eval_steps", eval_steps), ("patience", patience)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UsageError(f"AsyncEvaluation: {field}={value!r}; it is a whole number >= 1")
+        check_names(type(self).__name__, options, inspect.signature(AsyncEvaluator).parameters)
         self._parts, self._options = (model_factory, eval_fn, payload), options
         self._strategy, self._eval_steps, self._trainable_only = eval_strategy, eval_steps, trainable_only
         self._drain_timeout_s = drain_timeout_s

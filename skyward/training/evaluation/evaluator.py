@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...errors import UsageError
+from ...signatures import checked_options
 from .dispatchers import as_dispatcher
 from .gate import GateMode, Way
 from .legal import check_at_least, check_one_of
@@ -27,6 +28,7 @@ __all__ = ["AsyncEvaluator", "Drain", "OnBackpressure", "OnError"]
 OnError = Literal["record", "raise"]
 
 
+@checked_options
 class AsyncEvaluator:
     """Evaluates snapshots of a model beside its training: `eval_fn(model, payload)`, the model with its weights then.
 
@@ -69,6 +71,8 @@ class AsyncEvaluator:
         best: keeps the weights that were scored best.
         timeline: gets what happened when.
         name: for logs and threads.
+        argument_names: how errors name arguments of this class, by their names here; for wrappers that give them other
+            names.
 
     Raises: UsageError; ArgumentNotPicklable where workers are other processes.
     """
@@ -95,14 +99,16 @@ class AsyncEvaluator:
         best: BestModel | None = None,
         timeline: Timeline | None = None,
         name: str = "evaluation",
+        argument_names: Mapping[str, str] | None = None,
     ) -> None:
+        names = argument_names or {}
         check_one_of("on_error", on_error, OnError)
         if max_age_steps is not None:
             check_at_least("max_age_steps", max_age_steps, 0)
         self.name = name
         self._on_error, self._async_copy, self._max_age_steps = on_error, async_copy, max_age_steps
         self._best, self._timeline = best, timeline
-        self._dispatcher = as_dispatcher(compute)
+        self._dispatcher = as_dispatcher(compute, field=names.get("compute", "compute"))
         self._owns_dispatcher = self._dispatcher is not compute
         self._recipe = Recipe(
             model_factory,
@@ -113,6 +119,7 @@ class AsyncEvaluator:
             fp16_state_dict=fp16_state_dict,
             timeout_s=timeout_s,
             shares_memory=self._dispatcher.shares_memory,
+            argument_names=names,
         )
         self._pipeline = Pipeline(
             self._dispatcher, self._recipe, is_late=self._is_late, best=best, timeline=timeline, name=name

@@ -252,7 +252,7 @@ class Pipeline:
         self.scored += 1
         self.shortest_s = min(self.shortest_s, outcome.finished_at - outcome.started_at)
         try:
-            metrics = metrics_of(outcome.value)
+            metrics = metrics_of(outcome.value, self._recipe.eval_fn_name)
         except UsageError as wrong:
             self._end(evaluation, wrong, outcome=outcome)
             return
@@ -344,11 +344,11 @@ class Pipeline:
         )
 
 
-def metrics_of(value: Any) -> dict[str, Any]:
-    """What an `eval_fn` returned, with plain numbers. Raises: UsageError where it is no dictionary."""
+def metrics_of(value: Any, field: str = "eval_fn") -> dict[str, Any]:
+    """Give what `eval_fn` returned, with plain numbers. Raises: UsageError, naming `field`: it is no dictionary."""
     if not isinstance(value, Mapping):
         raise UsageError(
-            f"eval_fn: it returned {type(value).__name__} ({value!r:.80}); return a dictionary of metrics, such as "
+            f"{field}: it returned {type(value).__name__} ({value!r:.80}); return a dictionary of metrics, such as "
             '{"eval_loss": 0.5}'
         )
     return {str(name): _plain(each) for name, each in value.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import UsageError
@@ -39,14 +39,16 @@ class Recipe:
         fp16_state_dict: bool,
         timeout_s: float | None,
         shares_memory: bool,
+        argument_names: Mapping[str, str],
     ) -> None:
-        for field, function in (("model_factory", model_factory), ("eval_fn", eval_fn)):
+        self.eval_fn_name = argument_names.get("eval_fn", "eval_fn")
+        for field, function in (("model_factory", model_factory), (self.eval_fn_name, eval_fn)):
             if not callable(function):
                 raise UsageError(f"{field}: {function!r} cannot be called; give a function")
         if timeout_s is not None and not timeout_s > 0:
             raise UsageError(f"timeout_s: {timeout_s!r}; it is a number of seconds above 0, or None")
-        self._factory, self._eval_fn = Content(model_factory, "model_factory"), Content(eval_fn, "eval_fn")
-        self._payload = Content(payload, "payload")
+        self._factory, self._eval_fn = Content(model_factory, "model_factory"), Content(eval_fn, self.eval_fn_name)
+        self._payload = Content(payload, argument_names.get("payload", "payload"))
         self._load = None if load is None else Content(load, "load")
         self._cache_key, self._is_half, self._timeout_s = cache_key, fp16_state_dict, timeout_s
         self._shares_memory = shares_memory
@@ -89,10 +91,11 @@ class Recipe:
             if content is not self._payload and size > LARGE_BYTES:
                 _log.warning(
                     "%s: %s has %.3g MB when it is sent: it has probably caught a model or its data; give data as "
-                    "payload, and make the model in model_factory",
+                    "%s, and make the model in model_factory",
                     name,
                     content.field,
                     size / 1e6,
+                    self._payload.field,
                 )
 
     def _model_key(self) -> str | None:

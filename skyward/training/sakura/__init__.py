@@ -10,6 +10,7 @@ Names are loaded when they are first used: importing this imports no framework.
 from ..._lazy import lazy_names as _lazy_names
 
 _MODULES = {
+    "..evaluation.adaptive": ("AdaptiveCompute",),
     "hf": ("SakuraHFCallback",),
     "keras": ("SakuraKerasCallback",),
     "lightning": ("SakuraLightningCallback",),
@@ -17,4 +18,4 @@ _MODULES = {
     "trainer": ("SakuraTrainer",),
 }
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")

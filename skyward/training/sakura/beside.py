@@ -47,9 +47,11 @@ class EvaluatorOptions:
         from ..evaluation import AsyncEvaluator
 
         options = {each.name: getattr(self, each.name) for each in fields(self)}
+        names = {"compute": "val_compute", **more.pop("argument_names", {})}
         if options["cache_key"] == "auto":
             del options["cache_key"]
-        return AsyncEvaluator(model_factory, eval_fn, payload, compute=options.pop("val_compute"), **options, **more)
+        options["compute"] = options.pop("val_compute")
+        return AsyncEvaluator(model_factory, eval_fn, payload, **options, **more, argument_names=names)
 
 
 class Beside:

@@ -146,7 +146,8 @@ class SakuraHF(Beside):
 
     def _evaluator(self) -> AsyncEvaluator:
         first, self._first = self._first, None
-        return first or self._options.evaluator(*self._parts, **self._more)
+        names = {"payload": "eval_payload"}
+        return first or self._options.evaluator(*self._parts, **self._more, argument_names=names)
 
     def _meet(self, args: Any) -> None:
         hf = sys.modules.get("transformers.trainer")

@@ -31,7 +31,7 @@ from ..adapters.model import class_at_first_use, load_framework, plain
 from ..agree import Alone, Ranks
 from ..callbacks.lines import write_line
 from .beside import Beside, EvaluatorOptions, line_of, row_of_epoch
-from .keras_models import KerasSave, KerasScore, load_keras
+from .keras_models import KerasFactory, KerasSave, KerasScore, load_keras
 from .keras_monitors import KerasMonitors, values_of
 from .prepared import Prepared
 
@@ -188,12 +188,13 @@ class SakuraKeras(Beside):
     def _evaluator(self) -> AsyncEvaluator:
         from ..evaluation import BestModel
 
-        factory = Prepared(self._factory)
+        make = KerasFactory(self._factory, getattr(self.model, "input_shape", None))
+        factory = Prepared(make)
         if self._options.is_here:
             factory.prepare()
         best = None
         if self._model_path is not None:
-            saver = Prepared(self._factory)
+            saver = Prepared(make)
             saver.prepare()
             best = BestModel(
                 self._model_path,
@@ -201,7 +202,14 @@ class SakuraKeras(Beside):
                 greater_is_better={"min": False, "max": True}.get(self._mode),
                 save=KerasSave(saver()),
             )
-        return self._options.evaluator(factory, self._score, self._payload, load=load_keras, best=best)
+        return self._options.evaluator(
+            factory,
+            self._score,
+            self._payload,
+            load=load_keras,
+            best=best,
+            argument_names={"eval_fn": "val_fn", "payload": "val_payload"},
+        )
 
     def _steps_taken(self) -> int:
         return int(self.model.optimizer.iterations)  # `model`: JAX's are brought back to it
@@ -307,8 +315,8 @@ def _line(record: EvaluationRecord) -> str:
 
 SAKURAKERASCALLBACK_DOC = """A callback of Keras's `fit` that evaluates beside training, at the end of each epoch.
 
-    model_factory: makes the architecture that is trained, with its weights there (`keras.Input`, or built); called by a
-        worker. Compiled, where val_fn calls `evaluate`.
+    model_factory: makes the architecture that is trained; called by a worker. Compiled, where val_fn calls `evaluate`.
+        A model without `keras.Input` is built for the inputs of the model that trains.
     val_fn: (model, val_payload) -> metrics, a dictionary, such as `model.evaluate(..., return_dict=True)`. Called by a
         worker.
     val_payload: what it needs, such as arrays; sent to a worker once. Not to be changed.

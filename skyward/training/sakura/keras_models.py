@@ -10,7 +10,33 @@ from typing import Any
 from ...errors import UsageError
 from .keras_monitors import load_weights_anywhere
 
-__all__ = ["KerasSave", "KerasScore", "load_keras"]
+__all__ = ["UNBUILT", "KerasFactory", "KerasSave", "KerasScore", "load_keras"]
+
+UNBUILT = (
+    "model_factory: the model that it makes has no weights yet; begin it with keras.Input(shape), or call "
+    "model.build(shape) in the factory"
+)
+
+
+class KerasFactory:
+    """A user's `model_factory`, whose models have their weights.
+
+    Args:
+        factory: the user's.
+        input_shape: of the model that trains, (batch, ...); None, a list or a dict where it has no single one.
+    """
+
+    def __init__(self, factory: Callable[[], Any], input_shape: Any) -> None:
+        self.factory, self.input_shape = factory, input_shape
+
+    def __call__(self) -> Any:
+        """Raises: UsageError where the model has no weights yet, and cannot be built; what the factory raises."""
+        model = self.factory()
+        if not model.weights and not getattr(model, "built", True):
+            if not isinstance(self.input_shape, tuple):
+                raise UsageError(UNBUILT)
+            model.build((None, *self.input_shape[1:]))
+        return model
 
 
 class KerasScore:
@@ -64,10 +90,7 @@ def load_keras(model: Any, weights: Any) -> None:
         load_weights_anywhere(model, weights)
         return
     if not own:
-        raise UsageError(
-            "model_factory: the model that it makes has no weights yet; begin it with keras.Input(shape), or call "
-            "model.build(shape) in the factory"
-        )
+        raise UsageError(UNBUILT)
     at = next((at for at, (one, other) in enumerate(zip(own, shapes, strict=False)) if one != other), None)
     differs = f"{len(own)} weights, not {len(shapes)}" if at is None else f"{own[at]} for weight {at}, not {shapes[at]}"
     raise UsageError(f"model_factory: the model that it makes is not the one that trains: it has {differs}")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..evaluation import AsyncEvaluator, EvaluationRecord, Timeline
     from ..snapshot import SnapshotPool
 
-__all__ = ["SakuraLightning", "SakuraLightningCallback"]
+__all__ = ["SakuraLightning", "SakuraLightningCallback", "SakuraTrainer"]
 
 
 class SakuraLightning(Beside):
@@ -161,6 +161,7 @@ class SakuraLightning(Beside):
             validate,
             Validation(loaders=self._loader_factory, options=options, package=lightning_package()),
             best=best,
+            argument_names={"payload": "val_loader_factory"},
         )
 
     def _submit(self, trainer: Any, asked: _Asked) -> None:
@@ -281,13 +282,22 @@ SAKURALIGHTNINGCALLBACK_DOC = """What `SakuraTrainer` does, as a callback of a T
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback as _Callback
 
+    from .trainer import SakuraTrainer
+
     class SakuraLightningCallback(SakuraLightning, _Callback):  # type: ignore[misc]  # its base is Any to mypy here
         __doc__ = SAKURALIGHTNINGCALLBACK_DOC
 
 else:
-    __getattr__ = class_at_first_use(
+    _callback_class = class_at_first_use(
         __name__,
         "SakuraLightningCallback",
         SAKURALIGHTNINGCALLBACK_DOC,
         lambda: (SakuraLightning, lightning_callback()),
     )
+
+    def __getattr__(name: str) -> Any:
+        if name == "SakuraTrainer":  # where Sakura has it; the module imports this one
+            from .trainer import SakuraTrainer
+
+            return SakuraTrainer
+        return _callback_class(name)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import UsageError
+from ...signatures import checked_options
 from .beside import EvaluatorOptions, row_of
 from .prepared import Prepared
 
@@ -15,18 +16,20 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncTrainer"]
 
-_NEEDED = ("train", "serialized_state_dict", "_epochs", "_epoch", "_metrics")
+_NEEDED = ("train", "serialized_state_dict", "_epochs", "_metrics")
 
 
+@checked_options
 class AsyncTrainer:
     """Runs a trainer's epochs, and tests the weights of each while the next one trains.
 
         AsyncTrainer(trainer, make_model, lambda model: {"loss": score(model)}).run(loader)
 
-    trainer: has `train(loader)`, which trains one epoch; `_epochs`, to be iterated over; `_epoch`, which is set;
-        `_metrics`, whose `test` is set to the latest result, before the next epoch begins and when all is done; and
-        `serialized_state_dict()`: the weights, as one pickle, as a dictionary of pickles, or, with less work for
-        training, as a dictionary of tensors or arrays.
+    trainer: has `train(loader)`, which trains one epoch; `_epochs`, to be iterated over, or their number; `_metrics`,
+        whose `test` (a key of a dictionary, else an attribute) is set to the latest result, before the next epoch
+        begins and when all is done; and `serialized_state_dict()`: the weights, as one pickle, as a dictionary of
+        pickles, or, with less work for training, as a dictionary of tensors or arrays. Its `_epoch` is set to each of
+        `_epochs`, from 0 where that is a number.
     model_factory: makes the architecture; called by a worker.
     test_fn: (model) -> metrics, a dictionary. A torch model is in evaluation mode.
     val_compute: where tests run. None: a thread here; "subprocess"; a pool, a node or role of it; an AdaptiveCompute;
@@ -72,6 +75,7 @@ class AsyncTrainer:
         for field, function in (("model_factory", model_factory), ("test_fn", test_fn)):
             if not callable(function):
                 raise UsageError(f"{field}={function!r}: it cannot be called; give a function")
+        self._epochs = _epochs_of(trainer)
         self._trainer, self._factory, self._test_fn = trainer, model_factory, test_fn
         self._load, self._max_age_steps, self._drain_timeout_s = load, max_age_steps, drain_timeout_s
         self._options = EvaluatorOptions(
@@ -98,7 +102,7 @@ class AsyncTrainer:
         evaluator = self._evaluator()
         evaluator.warm_up()
         try:
-            for trained, epoch in enumerate(trainer._epochs, start=1):
+            for trained, epoch in enumerate(self._epochs, start=1):
                 trainer._epoch = epoch
                 trainer.train(train_loader)
                 evaluator.submit(trainer.serialized_state_dict, step=trained, epoch=epoch)
@@ -111,15 +115,37 @@ class AsyncTrainer:
         factory = Prepared(self._factory)
         if self._options.is_here:
             factory.prepare()
-        more = {"load": Load(self._load), "max_age_steps": self._max_age_steps, "name": "test"}
-        return self._options.evaluator(factory, Tested(self._test_fn), **more)
+        return self._options.evaluator(
+            factory,
+            Tested(self._test_fn),
+            load=Load(self._load),
+            max_age_steps=self._max_age_steps,
+            name="test",
+            argument_names={"eval_fn": "test_fn"},
+        )
 
     def _report(self, records: list[EvaluationRecord]) -> None:
         for record in records:
             self.records.append(record)
             self.history.append(row_of(record))
             if record.status == "ok":
-                self._trainer._metrics.test = {**record.metrics, "elapsed_secs": record.elapsed_s}
+                _set_test(self._trainer._metrics, {**record.metrics, "elapsed_secs": record.elapsed_s})
+
+
+def _epochs_of(trainer: Any) -> Iterable[Any]:
+    epochs = trainer._epochs
+    if isinstance(epochs, int) and not isinstance(epochs, bool):
+        return range(epochs)
+    if not isinstance(epochs, Iterable):
+        raise UsageError(f"trainer._epochs={epochs!r}: not a number of epochs; give a number, or a range")
+    return epochs
+
+
+def _set_test(metrics: Any, result: dict[str, Any]) -> None:
+    if isinstance(metrics, MutableMapping):
+        metrics["test"] = result
+    else:
+        metrics.test = result
 
 
 class Tested:

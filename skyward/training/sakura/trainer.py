@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..adapters.lightning import lightning_package
+from ..evaluation.legal import check_names
 from .lightning import SakuraLightning
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class SakuraTrainer:
             model_path=self.model_path,
             **ours,
         )
+        theirs = set(inspect.signature(package.Trainer.__init__).parameters)
+        check_names(type(self).__name__, options, theirs | set(inspect.signature(SakuraLightning.__init__).parameters))
         given = options.pop("callbacks", None) or []
         callbacks = [*(given if isinstance(given, list | tuple) else [given]), callback]
         # Lightning takes a module with a validation_step and nothing to validate for an oversight.

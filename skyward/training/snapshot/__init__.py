@@ -7,4 +7,4 @@ _MODULES = {
     "take": ("Snapshot", "SnapshotPool", "common_pool"),
 }
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")

@@ -21,9 +21,11 @@ if backend != "tensorflow":
 import keras
 import numpy as np
 
+from skyward.errors import UsageError
 from skyward.training import JsonLogger, KerasCallbacks
 from skyward.training.evaluation import Timeline
 from skyward.training.sakura import SakuraKerasCallback
+from skyward.training.sakura.keras_models import KerasFactory
 from tests.waiting import until
 
 X = np.linspace(-1, 1, 24, dtype="float32").reshape(12, 2)
@@ -37,6 +39,14 @@ def make(*, is_compiled: bool = True, units: int = 3, run_eagerly: bool = True) 
     made = keras.Sequential([*layers, keras.layers.Dropout(0.2), keras.layers.Dense(1)])
     if is_compiled:
         made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], run_eagerly=run_eagerly)
+    return made
+
+
+def make_unbuilt() -> Any:
+    """As Keras's guides write it: without an Input."""
+    layers = [keras.layers.Dense(3, activation="tanh"), keras.layers.BatchNormalization()]
+    made = keras.Sequential([*layers, keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+    made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], run_eagerly=True)
     return made
 
 
@@ -156,7 +166,6 @@ def failures() -> Any:
     found = {}
     wrong = {
         "uncompiled": beside(model_factory=lambda: make(is_compiled=False)),
-        "unbuilt": beside(model_factory=lambda: keras.Sequential([keras.layers.Dense(1)])),
         "other": beside(model_factory=lambda: make(units=5)),
         "raises": beside(lambda model, payload: 1 / 0),
         "number": beside(lambda model, payload: 0.5),
@@ -166,6 +175,13 @@ def failures() -> Any:
         made = fit(callback, epochs=1)
         (row,) = callback.history
         found[name] = [row["status"], row.get("error"), is_same(made.get_weights(), plain)]
+    unbuilt = beside(model_factory=make_unbuilt)
+    fit(unbuilt, epochs=1)
+    found["built"] = [unbuilt.history[0]["status"], unbuilt.history[0].get("error")]
+    try:
+        KerasFactory(make_unbuilt, None)()
+    except UsageError as error:
+        found["unbuilt"] = ["failed", str(error), True]
     try:
         fit(beside(lambda model, payload: 1 / 0, on_error="raise"), epochs=2)
     except ZeroDivisionError:

@@ -101,6 +101,10 @@ def test_an_evaluation_that_fails_is_a_row_and_training_goes_on(found: Any, name
     assert is_same_training
 
 
+def test_a_factory_without_an_input_is_built_as_the_model_that_trains(found: Any) -> None:
+    assert found["failures"]["built"] == ["ok", None]
+
+
 def test_a_failure_may_end_training(found: Any) -> None:
     assert "raised" in found["failures"]
 

@@ -117,7 +117,55 @@ def test_an_end_that_waits_for_nothing_is_bounded() -> None:
 
 
 def test_a_trainer_that_lacks_something_is_refused_at_once() -> None:
-    with pytest.raises(UsageError, match="trainer: SimpleNamespace has no serialized_state_dict, _epochs, _epoch"):
+    with pytest.raises(UsageError, match="trainer: SimpleNamespace has no serialized_state_dict, _epochs, which"):
         AsyncTrainer(SimpleNamespace(train=None, _metrics=None), make, score)
     with pytest.raises(UsageError, match="test_fn=None: it cannot be called"):
         AsyncTrainer(Trainer(), make, None)  # type: ignore[arg-type]
+
+
+class Bare:
+    """Exactly what the specification of Sakura names."""
+
+    def __init__(self, epochs: Any = 3) -> None:
+        self._epochs, self._metrics = epochs, dict[str, Any]()
+        self._model = make()
+        self.known: list[Any] = []
+
+    def train(self, loader: Any) -> None:
+        self.known.append(self._metrics.get("test"))
+
+    def serialized_state_dict(self) -> Any:
+        return self._model.state_dict()
+
+
+def test_a_trainer_has_no_more_than_sakura_asks_for() -> None:
+    trainer = Bare()
+    beside = AsyncTrainer(trainer, make, score, gate="sync")
+    beside.run()
+    assert [(row["epoch"], row["status"]) for row in beside.history] == [(0, "ok"), (1, "ok"), (2, "ok")]
+    assert trainer._metrics["test"]["loss"] == beside.history[-1]["loss"]
+    assert trainer.known[0] is None
+    assert [known["loss"] for known in trainer.known[1:]] == [row["loss"] for row in beside.history[:2]]
+    with pytest.raises(UsageError, match=r"trainer\._epochs=2\.5: not a number of epochs"):
+        AsyncTrainer(Bare(2.5), make, score)
+
+
+def test_errors_name_what_was_written() -> None:
+    with pytest.raises(UsageError, match="^val_compute: 'quic://host:1' is an address"):
+        AsyncTrainer(Bare(), make, score, val_compute="quic://host:1").run()
+    with pytest.raises(UsageError, match="^cache_keys: not an option of AsyncTrainer; did you mean cache_key=\\?"):
+        AsyncTrainer(Bare(), make, score, cache_keys="k")  # type: ignore[call-arg]
+    beside = AsyncTrainer(Bare(1), make, lambda model: 0.5, gate="sync")
+    beside.run()
+    assert beside.history[0]["error"].startswith("test_fn: it returned float (0.5)")
+
+
+def test_a_factory_that_fails_is_told_before_training_begins() -> None:
+    trainer = Bare()
+    with pytest.raises(OSError, match="no base model"):
+        AsyncTrainer(trainer, _fails, score).run()
+    assert trainer.known == []
+
+
+def _fails() -> Any:
+    raise OSError("no base model")

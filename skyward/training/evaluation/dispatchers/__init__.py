@@ -12,4 +12,4 @@ _MODULES = {
     "subprocesses": ("SubprocessDispatcher",),
 }
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")

@@ -1,0 +1,1 @@
+"""Sakura's name of the package with `async_trainer`."""
