@@ -19,6 +19,9 @@ from .signatures import checked_options
 
 __all__ = ["DEFAULT_IMAGE", "LOCAL_FIELDS", "Image"]
 
+LONGEST_VARIABLE = 128 * 1024 - 2
+"""Bytes of an environment variable's name and value. Source: MAX_ARG_STRLEN of Linux, less "=" and NUL."""
+
 LOCAL_FIELDS = frozenset({"env", "includes", "excludes"})
 """The fields that act where the machine, and so its interpreter and packages, is the client's own."""
 
@@ -254,6 +257,10 @@ def _variables(
         if not isinstance(value, str) or "\0" in value or not (value or may_be_empty):
             kind = type(value).__name__ if not isinstance(value, str) else "an empty or broken string"
             _refuse(f"{field}[{name!r}]", f"<{kind}>", "a string without NUL" + ("" if may_be_empty else ", not empty"))
+        if len(name) + len(value.encode(errors="surrogateescape")) > LONGEST_VARIABLE:
+            _refuse(
+                f"{field}[{name!r}]", f"<{len(value)} characters>", f"at most {LONGEST_VARIABLE} bytes with its name"
+            )
     return FrozenMap(values)
 
 

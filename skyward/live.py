@@ -77,7 +77,7 @@ class LivePool:
             wanted=wanted,
             is_rented=is_rented,
             owner=Owner.this_process(),
-            program=os.path.basename(sys.argv[0]) or "python",
+            program=os.path.basename(next(iter(getattr(sys, "argv", ())), "")) or "python",
             began=time.time(),
         )
 

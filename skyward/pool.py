@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import inspect
 import itertools
 import os
@@ -59,6 +60,10 @@ from .user_warnings import warn_user
 __all__ = ["ComputePool"]
 
 V = TypeVar("V")
+
+_WANT_OF_ROOM = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.E2BIG, errno.EFBIG)
+)
 
 _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
@@ -382,6 +387,11 @@ class ComputePool(Calls):
                     self._say_closed(_in_words(self._ended_by or error))
                 if self._ended_by is not None and error is not self._ended_by:
                     raise self._ended_by from error
+                if _is_for_want_of_room(error):
+                    raise UsageError(
+                        f"{self!r} cannot be started: {error}; this machine, its control group or `ulimit` allows no "
+                        "more: free some, or raise the limit"
+                    ) from error
                 raise
             self._engine = engine
             self._on_heard(self._announcer.is_heard)
@@ -614,6 +624,14 @@ def _counts(pool: ComputePool | None) -> Counts | None:
     return Counts(
         slots=pool.nodes * pool.concurrency, busy=now.busy, queued=now.queued, ended=now.ended, failed=now.failed
     )
+
+
+def _is_for_want_of_room(error: BaseException) -> bool:
+    """Descriptors, threads, processes, memory or disk."""
+    if isinstance(error, SkywardError):
+        return False
+    lacks = isinstance(error, OSError) and error.errno in _WANT_OF_ROOM
+    return lacks or isinstance(error, MemoryError) or str(error).startswith("can't start new thread")
 
 
 def _in_words(error: BaseException) -> str:

@@ -43,8 +43,9 @@ class Presence:
             self._open.add(self)
             if Presence._thread is None:
                 Presence._changed = threading.Event()
-                Presence._thread = threading.Thread(target=_look, name="skyward-presence", daemon=True)
-                Presence._thread.start()
+                thread = threading.Thread(target=_look, name="skyward-presence", daemon=True)
+                thread.start()
+                Presence._thread = thread
 
     def tell_nodes(self, machines: Iterable[Machine]) -> None:
         """These are its nodes now."""

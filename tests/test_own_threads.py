@@ -32,7 +32,7 @@ LISTED = {
     "cluster/nested.py:NestedCalls.on_call": "one call of a task fails; the thread goes on",
     "cluster/nodes.py:Nodes.close": "the link is closed without its last frames",
     "cluster/opening.py:Opener.open_all": "raised by the thread that waits",
-    "cluster/opening.py:ask_to_end": "the node ends by its lease",
+    "cluster/threads.py:run_side_by_side": "the others go on",
     "cluster/keeper.py:Keeper._start": "tries again until there is a keeper",
     "wire/blobs.py:_Spares.prepare": "there is no spare file",
     "wire/blobs.py:_Spares._drop_later": "closes a descriptor; nothing can raise",

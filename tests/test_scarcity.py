@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import skyward as sky
+
 HEAD = """
 import contextlib, errno, os, resource, sys, time
 import numpy as np
@@ -206,3 +208,62 @@ def test_on_a_full_temporary_folder_and_state_folder_calls_go_on(small_disk: Pat
         TMPDIR=str(small_disk),
         XDG_STATE_HOME=str(small_disk / "state"),
     )
+
+
+# A start that lacks something --------------------------------------------------------------------------------------
+
+
+def test_a_pool_that_cannot_start_says_what_it_lacks_and_leaves_nothing(tmp_path: Path) -> None:
+    """All in one process, where each leaves the next one what it needs."""
+    run(
+        f"""
+        import threading
+
+        def refusal():
+            try:
+                with pool(nodes=1) as p:
+                    assert double(1) >> p == 2
+            except sky.errors.SkywardError as error:
+                return [str(error)]
+            return []
+
+        real, left = threading.Thread.start, [0]
+
+        def start(thread):
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("can't start new thread")
+            real(thread)
+
+        threading.Thread.start = start
+        for count in range(4):
+            left[0] = count
+            said = refusal()
+            assert not said or "can't start new thread" in said[0], said
+            assert count or said
+        threading.Thread.start = real
+
+        os.environ["HUGE"] = "x" * 200_000
+        (said,) = refusal()
+        assert "HUGE" in said, said
+        del os.environ["HUGE"]
+
+        sys.argv.clear()
+        assert refusal() == []
+        del sys.argv
+        assert refusal() == []
+
+        os.mkdir({str(tmp_path / "gone")!r})
+        os.chdir({str(tmp_path / "gone")!r})
+        os.rmdir({str(tmp_path / "gone")!r})
+        (said,) = refusal()
+        assert "working folder" in said, said
+        os.chdir("/")
+        assert refusal() == []
+        """
+    )
+
+
+def test_a_variable_of_an_image_that_no_process_could_have_is_refused() -> None:
+    with pytest.raises(sky.errors.UsageError, match=r"Image.env\['HUGE'\]: got '<200000 characters>'"):
+        sky.Image(env={"HUGE": "x" * 200_000})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from ..wire.ends import Ends
 from ..wire.frames import PROTOCOL_VERSION, FrameParser, Kind, pack
 from .dial import Dialler
 from .link import NodeLink
+from .threads import run_side_by_side
 
 __all__ = ["Opener", "ask_to_end"]
 
@@ -141,11 +143,7 @@ def _connect(path: str, pool: str, timeout_s: float) -> tuple[socket.socket, dic
 
 def ask_to_end(machines: Sequence[Machine], timeout_s: float) -> None:
     """Tell agents that no link leads to to end, side by side; those that do not answer in time are left."""
-    threads = [threading.Thread(target=_ask_one, args=(machine, timeout_s), daemon=True) for machine in machines]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_side_by_side(functools.partial(_ask_one, machine, timeout_s) for machine in machines)
 
 
 def _ask_one(machine: Machine, timeout_s: float) -> None:

@@ -41,8 +41,9 @@ class Reader:
         return self._thread is not None
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def join(self) -> None:
         """Wait for its end, unless this is it."""

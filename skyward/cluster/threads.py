@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..outlet import notify
 
-__all__ = ["in_words", "report", "start_thread"]
+__all__ = ["in_words", "report", "run_side_by_side", "start_thread"]
 
 
 def start_thread(run: Callable[[], object], *, name: str, failed: Callable[[BaseException], object]) -> None:
@@ -27,6 +27,21 @@ def start_thread(run: Callable[[], object], *, name: str, failed: Callable[[Base
         threading.Thread(target=guarded, name=name, daemon=True).start()
     except RuntimeError as error:  # no more threads
         failed(error)
+
+
+def run_side_by_side(actions: Iterable[Callable[[], object]]) -> None:
+    """Call each in a thread of its own, and wait for all. Where there are no more threads, one after another."""
+    threads: list[threading.Thread] = []
+    for action in actions:
+        thread = threading.Thread(target=action, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            action()
+        else:
+            threads.append(thread)
+    for thread in threads:
+        thread.join()
 
 
 def in_words(error: BaseException) -> str:

@@ -21,6 +21,7 @@ END_LIMIT_S = 600.0
 """Seconds that machines get to end, and then again what they shared; afterwards it is an error, loud."""
 _ASK_AGAIN_S = 60.0
 """A machine that was asked to end and still runs after so long is asked once more."""
+_MOST_SIGNALS = 3
 _FIRST_LOOK_S = 1.0
 _LONGEST_LOOK_S = 10.0
 
@@ -183,9 +184,9 @@ class Ending:
 
 
 def shielded(action: Callable[[], T]) -> T:
-    """What `action` returns or raises. Ctrl-C does not break it off: it is raised when the action is done.
+    """What `action` returns or raises. A signal does not break it off: what its handler raises is raised afterwards.
 
-    Only the third Ctrl-C leaves at once, and then the keeper, another process, goes on. The thread is ours, so that
+    Only the third signal leaves at once, and then the keeper, another process, goes on. The thread is ours, so that
     an interrupt, which comes to the main thread, cannot hit the action in the middle.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -200,18 +201,21 @@ def shielded(action: Callable[[], T]) -> T:
             failure.append(error)
 
     thread = threading.Thread(target=act, name="skyward-ending", daemon=True)
-    interrupts = 0
-    thread.start()
+    raised: list[BaseException] = []
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads: then in this one
+        return action()
     while thread.is_alive():
         try:
             thread.join(1.0)
-        except KeyboardInterrupt:
-            interrupts += 1
-            if interrupts == 3:
+        except BaseException as error:  # by a signal handler: Ctrl-C, SIGTERM, a time limit
+            raised.append(error)
+            if len(raised) == _MOST_SIGNALS:
                 raise
             notify("machines are being ended; twice more Ctrl-C leaves that to the keeper")
     if failure:
         raise failure[0]
-    if interrupts:
-        raise KeyboardInterrupt
+    if raised:
+        raise raised[0]
     return outcome[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import select
@@ -18,9 +19,9 @@ from typing import ClassVar
 from ..agent.facts import devices_of_machine
 from ..agent.main import SOCKET_NAME
 from ..agent.watchdog import processes_below
-from ..errors import NoCapacity, ProviderError
+from ..errors import NoCapacity, ProviderError, UsageError
 from ..events import Emit
-from ..image import LOCAL_FIELDS
+from ..image import LOCAL_FIELDS, LONGEST_VARIABLE
 from ..limits import memory_bytes
 from ..machine import Machine, Offer, PoolSpec
 from ..ownership import runtime_folder
@@ -132,6 +133,7 @@ class Local:
             env[devices.variable] = ",".join(devices.part(node, spec.nodes))
         thread_variables = tuple(name for name in _THREAD_VARIABLES if name not in env)
         env.update(dict.fromkeys(thread_variables, str(max(1, cores // (spec.nodes * spec.concurrency)))))
+        cwd = _working_folder()
         includes = [os.path.abspath(os.path.expanduser(path)) for path in spec.image.includes]
         path = [os.path.abspath(p) for p in [*includes, *sys.path, _PACKAGE_ROOT]]
         return NodeConfig(
@@ -142,7 +144,7 @@ class Local:
             executor=spec.executor,
             python=sys.executable,
             path=tuple(dict.fromkeys(path)),
-            cwd=os.getcwd(),
+            cwd=cwd,
             env=tuple(env.items()),
             cores=max(1, cores // spec.nodes),
             thread_variables=thread_variables,
@@ -152,6 +154,21 @@ class Local:
             lease_s=self.lease_s,
             cancel_grace_s=spec.cancel_grace_s,
         )
+
+
+def _longest_variable() -> str:
+    name = max(os.environ, key=lambda name: len(os.environ[name]))
+    return f"{name}, with {len(os.environ[name])} characters; Linux allows {LONGEST_VARIABLE}"
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "cwd: the working folder of this process was removed, and calls would run there; "
+            "change to another one (os.chdir)"
+        ) from None
 
 
 def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
@@ -164,7 +181,10 @@ def _start(config: NodeConfig) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as error:  # no process, memory or descriptor is left
-        raise _failure(config, f"cannot be started: {error.strerror}") from error
+        hint = (
+            f"; the longest variable of the environment is {_longest_variable()}" if error.errno == errno.E2BIG else ""
+        )
+        raise _failure(config, f"cannot be started: {error.strerror}{hint}") from error
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died; `_ready` says how
         process.stdin.write(pickle.dumps(config))
