@@ -196,6 +196,8 @@ class ComputePool(Calls):
         self._lock = threading.Lock()
         self._ending = threading.Lock()
         """Held while it starts and while it ends."""
+        self._telling = threading.RLock()
+        """Held until its end is told: the traceback of another thread's call comes after that. Before `_ending`."""
         self._engine: Engine | None = None
         self._dispatch: Dispatch | None = None
         self._machines: PoolMachines | None = None
@@ -385,6 +387,7 @@ class ComputePool(Calls):
                 finally:
                     self._flush_lines()
                     self._say_closed(_in_words(self._ended_by or error))
+                    self._announcer.close()
                 if self._ended_by is not None and error is not self._ended_by:
                     raise self._ended_by from error
                 if _is_for_want_of_room(error):
@@ -457,7 +460,7 @@ class ComputePool(Calls):
         engine = self._engine  # looked at once: another thread may end the pool meanwhile
         if engine is None:
             if self._owner == os.getpid():
-                with self._ending:  # another thread may be at it: its budget is spent
+                with self._telling, self._ending:  # another thread may be at it: its budget is spent
                     return
             return
         try:
@@ -472,12 +475,14 @@ class ComputePool(Calls):
                 engine.wait_stopped()
         finally:
             pop_active(self)
-            try:
-                shielded(self._end)
-                self._flush_lines()
-            finally:
-                interrupts.restore()  # of this thread, which may be the main one
-                self._say_closed("" if self._ended_by is None else _in_words(self._ended_by))
+            with self._telling:
+                try:
+                    shielded(self._end)
+                    self._flush_lines()
+                finally:
+                    interrupts.restore()  # of this thread, which may be the main one
+                    self._say_closed("" if self._ended_by is None else _in_words(self._ended_by))
+            self._announcer.close()
 
     def _flush_lines(self) -> None:
         """Show what the calls printed. Machines are gone by now, so a terminal that stalls costs time only."""
@@ -510,7 +515,6 @@ class ComputePool(Calls):
                 console.close()
             if presence is not None:
                 presence.close()
-        self._announcer.close()
 
     def _made_presence(self) -> Presence:
         this = weakref.WeakMethod(self._end_early)

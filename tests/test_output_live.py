@@ -102,6 +102,21 @@ def test_a_last_line_without_its_end_is_shown(pool: sky.ComputePool, heard: List
     assert heard.texts() == ["no newline"]
 
 
+def test_the_last_state_of_a_progress_bar_is_shown_once(pool: sky.ComputePool, heard: Listener) -> None:
+    @sky.compute
+    def count() -> None:
+        write = sys.stderr.write
+        for done, rate in ((0, "?"), (60, "19.44"), (60, "19.28")):
+            write(f"\r{done}/60 [00:03<00:00, {rate}it/s]")
+            sys.stderr.flush()
+            time.sleep(1.1 if rate == "19.44" or not done else 0)
+        write("\n")
+        write("after\n")
+
+    count() >> pool
+    assert heard.texts() == ["0/60 [00:03<00:00, ?it/s]", "60/60 [00:03<00:00, 19.44it/s]", "after"]
+
+
 def test_output_comes_while_the_call_runs(pool: sky.ComputePool, heard: Listener, tmp_path: os.PathLike[str]) -> None:
     go = os.path.join(tmp_path, "go")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,10 @@ _LONGEST = 64 * 1024
 """Characters after which a line without an end is shown all the same."""
 _PROGRESS_S = 1.0
 """Seconds between two states of a progress bar (a line that is overwritten by carriage returns)."""
+
+
+_TIMES = re.compile(r"\[[^][]*\]\s*$")
+"""What stands in brackets at the end of tqdm's bars."""
 
 
 class _Key(NamedTuple):
@@ -49,13 +54,15 @@ class _Partial:
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
     shown_at: float = 0.0
+    shown: str = ""
+    """The state of a progress bar that was shown last."""
 
 
 class LogRouter:
     """Puts lines together for each (node, task, stream) and queues them in `lines`; keeps the tail for errors.
 
-    Called under the engine's lock, so it waits for nothing. Of each line only text and
-    colours are left, and `mask` is applied to it.
+    Called under the engine's lock, so it waits for nothing. Of each line only text and colours are left, and `mask` is
+    applied to it.
     """
 
     def __init__(self, lines: Lines | None, mask: Callable[[str], str] | None = None) -> None:
@@ -76,12 +83,17 @@ class LogRouter:
         partial = self._partial.pop(key, None) or _Partial()
         *lines, rest = (partial.text + partial.decoder.decode(text)).split("\n")
         lines = [_overwritten(line.removesuffix("\r")) for line in lines]
+        if lines and partial.shown:
+            if _is_same_state(lines[0], partial.shown):
+                del lines[0]
+            partial.shown = ""
         if "\r" in rest:
             rest = _overwritten(rest.removesuffix("\r"))
             now = time.monotonic()
-            if rest and now - partial.shown_at >= _PROGRESS_S:
+            is_new = not (partial.shown and _is_same_state(rest, partial.shown))
+            if rest and is_new and now - partial.shown_at >= _PROGRESS_S:
                 lines.append(rest)
-                partial.shown_at = now
+                partial.shown, partial.shown_at = rest, now
                 rest = ""
         if len(rest) > _LONGEST:
             lines.append(rest)
@@ -96,10 +108,10 @@ class LogRouter:
             return
         with self._lock:
             ended = [key for key in self._partial if key.task == task.id]
-            rests = [(key, self._partial.pop(key).text) for key in ended]
+            rests = [(key, self._partial.pop(key)) for key in ended]
         for key, rest in rests:
-            if rest:
-                self._emit(key, rest, task)
+            if rest.text and not (rest.shown and _is_same_state(rest.text, rest.shown)):
+                self._emit(key, rest.text, task)
 
     def say(self, task: Task, node: int, text: str) -> None:
         """Something of ours about the task, as if it had written it to standard error."""
@@ -135,6 +147,11 @@ class LogRouter:
         shown = self._sink.put(line)
         if task is not None:
             task.shown = shown
+
+
+def _is_same_state(line: str, shown: str) -> bool:
+    """Whether the last state of a progress bar was shown already, but for its time and rate: tqdm writes it twice."""
+    return not line or _TIMES.sub("", line) == _TIMES.sub("", shown)
 
 
 def _overwritten(line: str) -> str:

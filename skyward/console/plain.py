@@ -5,9 +5,13 @@ from __future__ import annotations
 from .. import events as told
 from ..printable import printable
 from .state import PoolState
-from .words import duration, usd
+from .words import duration, fitted, usd
 
 __all__ = ["PlainLines"]
+
+
+_LONGEST_REASON = 200
+"""Columns of a reason."""
 
 
 class PlainLines:
@@ -16,6 +20,8 @@ class PlainLines:
     def __init__(self, name: str, *, is_quiet: bool) -> None:
         self._state = PoolState(name)
         self._is_quiet = is_quiet
+        self._retried: set[int] = set()
+        """Nodes of which a retry was told."""
         self._ended: dict[str, dict[int, told.PhaseEnded]] = {}
 
     def take(self, event: told.Event) -> list[str]:
@@ -28,7 +34,8 @@ class PlainLines:
         match event:
             case told.PhaseFailed():
                 what = f"{event.phase} failed after {duration(event.seconds)}"
-                return f"node {event.node}: {what}: {event.reason}"
+                # The error that is raised, or told later, has all of it.
+                return f"node {event.node}: {what}: {fitted(printable(event.reason), _LONGEST_REASON)}"
             case told.NodeLost():
                 why = f": {event.reason}" if event.reason else ""
                 then = "; another one is being made" if event.will_be_replaced else "; nothing takes its place"
@@ -44,10 +51,15 @@ class PlainLines:
                     f"{usd(event.spent_usd)} of the budget of {usd(event.budget_usd)} are spent; "
                     f"the pool is closed in {duration(event.seconds_left)}"
                 )
-            # A start that fails raises; saying so twice helps nobody.
-            case told.PoolClosed() if event.reason and not (self._is_quiet and self._state.ready_s is None):
-                return f"closed after {duration(event.seconds)}: {event.reason}"
+            case told.PoolClosed() if event.reason:
+                return self._early_end(event)
         return ""
+
+    def _early_end(self, event: told.PoolClosed) -> str:
+        if self._state.ready_s is not None:
+            return f"closed after {duration(event.seconds)}: {event.reason}"
+        # A start that fails raises; saying why twice helps nobody.
+        return "" if self._is_quiet else f"did not start, closed after {duration(event.seconds)}"
 
     def _progress(self, event: told.Event) -> str:
         match event:
@@ -56,6 +68,8 @@ class PlainLines:
             case told.InstanceLaunched():
                 kind = f"{event.instance_type}{' (spot)' if event.is_spot else ''}"
                 return f"node {event.node}: {kind} {event.instance}, {usd(event.price_usd_per_hour)} per hour"
+            case told.PhaseOutput() if event.phase == "connect" and self._is_news(event):
+                return f"node {event.node}: {fitted(printable(event.text), _LONGEST_REASON)}"
             case told.PhaseEnded():
                 return self._phase(event)
             case told.PoolReady():
@@ -67,6 +81,13 @@ class PlainLines:
                 cost = f", cost {usd(spent)} by the prices of its offers" if spent else ""
                 return f"closed after {duration(event.seconds)}{cost}"
         return ""
+
+    def _is_news(self, event: told.PhaseOutput) -> bool:
+        """Whether it is the first retry of a host of the user's own; a rented machine that boots always needs some."""
+        node = self._state.nodes[event.node]
+        is_first = event.node not in self._retried
+        self._retried.add(event.node)
+        return is_first and not node.instance_type
 
     def _phase(self, event: told.PhaseEnded) -> str:
         """One line for all nodes: sixty-four of them would else say six times sixty-four."""

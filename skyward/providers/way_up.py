@@ -24,7 +24,7 @@ from ..bootstrap.code import Code
 from ..bootstrap.prepare import Ready, prepare
 from ..bootstrap.undo import marked, undo
 from ..errors import NoCapacity, NodeError, ProviderError, SkywardError, Unreachable
-from ..events import Emit, PhaseEnded, PhaseFailed, PhaseStarted
+from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted
 from ..machine import Machine, PoolSpec
 from ..ssh import Completed, Connection, Target, connect, wait_until_ready
 from ..ssh.connection import Transport
@@ -182,6 +182,7 @@ class WayUp:
                 auth_grace_s=self._place.auth_grace_s,
                 transport=self._orders.transport,
                 stop=self._orders.stop,
+                on_retry=self._say_retry,
             )
         with self._holding_lease(connection):
             if self._begun:  # by an attempt of which nobody knows what it came to
@@ -204,6 +205,9 @@ class WayUp:
             said = self._start_agent(run, ready)
             self._check(ready, said)
         return self._made(connection, ready, said)
+
+    def _say_retry(self, error: SkywardError) -> None:
+        self._orders.emit(PhaseOutput(node=self.node, phase="connect", text=f"{error}; trying again"))
 
     def _run(
         self,

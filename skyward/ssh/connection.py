@@ -147,7 +147,7 @@ def wait_until_ready(
             if not (has_grace or is_not_yet(error)) or stop.is_set():
                 raise
             if now + pause_s > deadline:
-                raise type(error)(f"{error} (tried for {timeout_s:.0f} s)", **vars(error)) from error
+                raise type(error)(f"{error} (tried for {timeout_s:.0f} s)", **vars(error)) from error.__cause__
             if on_retry is not None:
                 on_retry(error)
         if stop.wait(pause_s):

@@ -65,6 +65,15 @@ def program() -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
+def test_the_end_of_a_pool_is_told_before_its_program_shows_the_error(program: subprocess.Popen[str]) -> None:
+    assert main(["down", "train", "--yes"]) == 0
+    _, said = program.communicate(timeout=60)
+    first, *rest = said.splitlines()
+    assert first.startswith("skyward: train: closed after"), said
+    assert rest[0] == "Traceback (most recent call last):", said
+    assert said.count("closed after") == 1
+
+
 def test_ls_shows_the_pool_of_another_process(
     program: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

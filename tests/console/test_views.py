@@ -129,7 +129,7 @@ def test_plain_lines_say_each_phase_once_for_all_nodes() -> None:
         "train: node 1: g5.xlarge (spot) i-b, $1.20 per hour",
         "train: boot: 30 s (node 1, the slowest)",
         "train: node 1: packages failed after 19 s: no torch for this python",
-        "train: closed after 1 m 00 s: BootstrapFailed: node 1",
+        "train: did not start, closed after 1 m 00 s",
     ]
 
 
@@ -146,6 +146,24 @@ def test_a_quiet_pool_says_only_what_goes_wrong() -> None:
         "here: node 0 was lost: it was killed; another one is being made",
         "here: node 0 was replaced after 0.5 s",
     ]
+
+
+def test_a_host_that_is_tried_again_is_told_once_and_its_long_reason_not_twice() -> None:
+    plain = PlainLines("lab", is_quiet=False)
+    retry = events.PhaseOutput(node=0, phase="connect", text="ssh lab: refused; trying again")
+    told = [
+        events.PoolStarted(at=0.0, pool="x", provider="ssh", nodes=1),
+        events.PhaseStarted(at=0.0, node=0, phase="connect"),
+        retry,
+        retry,
+        events.PhaseFailed(at=30.0, node=0, phase="connect", seconds=30.0, reason="ssh lab: " + "why " * 200),
+        events.PoolClosed(at=30.0, pool="x", seconds=30.0, reason="Unreachable: ssh lab: " + "why " * 200),
+    ]
+    lines = [line for event in told for line in plain.take(event)]
+    assert lines[1] == "lab: node 0: ssh lab: refused; trying again"
+    assert lines[2].startswith("lab: node 0: connect failed after 30 s: ssh lab: why why")
+    assert lines[3:] == ["lab: did not start, closed after 30 s"]
+    assert all(columns(line) < 260 for line in lines)
 
 
 def test_a_notebook_has_it_in_one_line() -> None:
