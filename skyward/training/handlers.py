@@ -103,7 +103,7 @@ def check_handlers(callback: object) -> None:
 def misnamed_handlers(callback: object) -> Iterator[tuple[str, str]]:
     """Methods that look like handlers of events and are none, each with the event that was most likely meant."""
     for name in sorted({*dir(type(callback)), *getattr(callback, "__dict__", ())}):
-        if not name.startswith("on") or name in EVENTS or _owner_of(callback, name) in _FRAMEWORKS:
+        if not name.startswith("on") or name in EVENTS or _is_of_a_framework(callback, name):
             continue
         meant = ELSEWHERE.get(name) or next(iter(get_close_matches(name, EVENTS, 1, 0.75)), None)
         if meant is not None and callable(inspect.getattr_static(callback, name)):
@@ -124,9 +124,9 @@ def _is_of_hugging_face(callback: object) -> bool:
     return any(each.__module__.startswith("transformers.") for each in type(callback).__mro__)
 
 
-def _owner_of(callback: object, name: str) -> str | None:
-    """The package of the class that defines it."""
-    return next((each.__module__.partition(".")[0] for each in type(callback).__mro__ if name in vars(each)), None)
+def _is_of_a_framework(callback: object, name: str) -> bool:
+    """Whether it is an event of another framework, which a callback of both may well have."""
+    return any(name in vars(each) and each.__module__.split(".")[0] in _FRAMEWORKS for each in type(callback).__mro__)
 
 
 def _is_positional(handler: Handler) -> bool:

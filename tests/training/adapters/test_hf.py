@@ -466,3 +466,13 @@ class HFLogs(HFTrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in logs:
             self.losses.append(logs["loss"])
+
+
+def test_events_that_only_hf_has_are_no_misspelt_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Theirs(HFTrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None: ...
+
+        def on_push_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None: ...
+
+    CallbackHandler([Theirs()])
+    assert caplog.text == ""
