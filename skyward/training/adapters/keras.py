@@ -304,7 +304,11 @@ class _Side:
         run = self._owner._run
         if run.state.is_world_process_zero:
             os.makedirs(folder, exist_ok=True)
-            kept = {"epoch": run.state.epoch, "run": to_json(run.state_dict(), where="the state of callbacks")}
+            kept = {
+                "epoch": run.state.epoch,
+                "is_finite": _is_finite(self._owner.model),
+                "run": to_json(run.state_dict(), where="the state of callbacks"),
+            }
             # Each file is whole or not there, and the weights, by which a checkpoint is found, come last.
             state = os.path.join(folder, f"checkpoint-{step}{_STATE}")
             with open(f"{state}.tmp", "w", encoding="utf-8") as file:
@@ -338,17 +342,37 @@ def _is_jax() -> bool:
     return bool(keras.config.backend() == "jax")
 
 
+def _is_finite(model: Any) -> bool:
+    import numpy as np
+
+    return all(bool(np.isfinite(each).all()) for each in model.get_weights())
+
+
 def _newest(folder: str) -> str:
-    """The checkpoint of the last step. Raises: UsageError where there is none."""
+    """The checkpoint of the last step, passing over those whose weights were not finite.
+
+    Raises: UsageError where there is none.
+    """
     found = {
         int(each[1]): each[0]
         for name in (os.listdir(folder) if os.path.isdir(folder) else [])
         for each in [re.fullmatch(r"checkpoint-(\d+)\.weights\.h5", name)]
         if each is not None
     }
-    if not found:
-        raise UsageError(f"resume_from_checkpoint=True: {folder} has no checkpoint-<step>{_WEIGHTS}")
-    return os.path.join(folder, found[max(found)])
+    for step in sorted(found, reverse=True):
+        path = os.path.join(folder, found[step])
+        if _state_beside(path).get("is_finite") is not False:
+            return path
+        _log.warning("%s: passed over, its weights are not finite (pass its path to load it all the same)", path)
+    raise UsageError(f"resume_from_checkpoint=True: {folder} has no checkpoint-<step>{_WEIGHTS} to go on from")
+
+
+def _state_beside(weights: str) -> Any:
+    try:
+        with open(weights.removesuffix(_WEIGHTS) + _STATE, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:  # which is said where the checkpoint is loaded
+        return {}
 
 
 KERASCALLBACKS_DOC = """A callback of Keras's `fit`, `evaluate` and `predict` that runs ours. All of them in one.
@@ -358,7 +382,8 @@ KERASCALLBACKS_DOC = """A callback of Keras's `fit`, `evaluate` and `predict` th
     logging_dir: `args.logging_dir` for them; None: `<output_dir>/logs`.
     logging_steps: optimizer steps from one log to the next, >= 1; None: one log at the end of each epoch.
     save_at_stop: whether a stop writes a checkpoint first.
-    resume_from_checkpoint: one of these to go on from, `...weights.h5`; True: the newest in output_dir.
+    resume_from_checkpoint: one of these to go on from, `...weights.h5`; True: the newest in output_dir with finite
+        weights.
     ranks: of the run; None: those of torch's process group. On other backends give them, or let callbacks decide alike
         in each process.
 

@@ -200,6 +200,24 @@ def diverges() -> Any:
     return {"iterations": int(made.optimizer.iterations), "losses": [str(each.get("loss")) for each in logs(ours)]}
 
 
+def passes_over() -> Any:
+    """A run that becomes NaN after its checkpoint of step 2 saves another one when it is stopped."""
+    with tempfile.TemporaryDirectory() as folder:
+        spoiled = Y.copy()
+        spoiled[4:] = float("nan")
+        saves, ours = Recorder(only=("on_save",)), Recorder(only=("on_train_begin",))
+        asks = Asks("on_step_end", 2, "should_save")
+        callbacks = KerasCallbacks([asks, DivergenceDetector(), saves], output_dir=folder, logging_steps=1)
+        model().fit(X, spoiled, batch_size=2, epochs=2, shuffle=False, verbose=0, callbacks=[callbacks])
+        again = KerasCallbacks([ours], output_dir=folder, resume_from_checkpoint=True)
+        weights = [float(weight(fit(again, epochs=1)))]
+        return {
+            "saved": [Path(e["checkpoint"]).name for e in saves.of("on_save")],
+            "begun": ours.events,
+            "sane": weights[0] < 9,
+        }
+
+
 def main() -> None:
     keras.utils.set_random_seed(0)
     found = {
@@ -214,6 +232,7 @@ def main() -> None:
         "resume": resume(),
         "weights": weights(),
         "diverges": diverges(),
+        "passes over": passes_over(),
     }
     print("FOUND", json.dumps(found))
 

@@ -132,6 +132,13 @@ def test_flags_are_obeyed_and_what_keras_cannot_do_is_said_once(found: Any) -> N
     ]
 
 
+def test_a_checkpoint_whose_weights_are_nan_is_passed_over(found: Any) -> None:
+    went = found["passes over"]
+    assert went["saved"] == ["checkpoint-2.weights.h5", "checkpoint-3.weights.h5"]
+    assert went["begun"] == [["on_train_begin", 2]]
+    assert went["sane"], "it is no NaN"
+
+
 def test_a_run_is_resumed_with_its_callbacks(found: Any) -> None:
     resumed = found["resume"]
     assert resumed["events"][0] == ["on_train_begin", 7]
