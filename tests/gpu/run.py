@@ -65,7 +65,7 @@ def unpacked(names: list[str], folder: Path) -> list[str]:
             continue
         problems.append(
             f"{name}: not installed, and no wheel for {tag} on {platform.machine()} in {WHEELS}; run\n"
-            f'    make gpu-wheels GPU_PYTHON={platform.python_version()} GPU_ARCH={platform.machine()}\n'
+            f"    make gpu-wheels GPU_PYTHON={platform.python_version()} GPU_ARCH={platform.machine()}\n"
             "where there is a network, and bring that folder here"
         )
     return problems

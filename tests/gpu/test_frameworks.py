@@ -39,9 +39,7 @@ def fine_tune(folder: str, device: str) -> dict[str, Any]:
     }
 
 
-def test_transformers_trains_in_a_rank(
-    pool: sky.ComputePool, tmp_path: Path, device: Device, figures: Figures
-) -> None:
+def test_transformers_trains_in_a_rank(pool: sky.ComputePool, tmp_path: Path, device: Device, figures: Figures) -> None:
     pytest.importorskip("transformers")
     found = sky.compute(sky.integrations.transformers(fine_tune))(str(tmp_path), device) >> pool
     assert found["device"] == device

@@ -112,9 +112,7 @@ def sharded(folder: str, device: str, fp16: bool) -> dict[str, Any]:
 
     common = {"save_strategy": "steps", "save_steps": 5, "num_train_epochs": 1, "fp16": fp16}
     whole = trained(folder, device, model=model(), **common)
-    again = trained(
-        f"{folder}-again", device, model=model(), **common, resume_from_checkpoint=f"{folder}/checkpoint-5"
-    )
+    again = trained(f"{folder}-again", device, model=model(), **common, resume_from_checkpoint=f"{folder}/checkpoint-5")
     return {
         "losses": losses(whole),
         "weights": weights(whole),
