@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -58,6 +59,15 @@ def test_what_shares_gpus_is_told_and_nodes_of_one_machine_divide_them(tmp_path:
     assert warning.startswith("concurrency=2: the slots of a node share its 2 GPUs, and each call begins with")
     assert len(lines) == 1, "once for two functions"
     assert "'meet' starts beside 'meet', which runs on the same 2 GPUs of node 0" in lines[0]
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "arm64"])
+def test_another_architecture_is_refused(architecture: Literal["x86_64", "arm64"]) -> None:
+    if architecture == {"aarch64": "arm64"}.get(platform.machine(), platform.machine()):
+        assert sky.Local().offers(PoolSpec(architecture=architecture))
+    else:
+        with pytest.raises(NoCapacity, match=f"local: architecture={architecture}, but this machine is"):
+            sky.Local().offers(PoolSpec(architecture=architecture))
 
 
 def test_an_accelerator_that_is_not_there_is_refused_before_anything_starts() -> None:

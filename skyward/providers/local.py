@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pickle
+import platform
 import select
 import shutil
 import signal
@@ -43,6 +44,7 @@ sys.path[:] = sys.argv[1:]
 from skyward.agent.main import main
 sys.exit(main())
 """
+_ARCHITECTURES = {"aarch64": "arm64"}
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -82,6 +84,9 @@ class Local:
             raise NoCapacity(f"local: vcpus={spec.vcpus}, but this machine has {cores} cores")
         if spec.memory_gib is not None and spec.memory_gib > memory:
             raise NoCapacity(f"local: memory_gib={spec.memory_gib:g}, but this machine has {memory:.1f}")
+        machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
+        if spec.architecture not in (None, machine):
+            raise NoCapacity(f"local: architecture={spec.architecture}, but this machine is {machine}")
         self._check_accelerator(spec)
         return [Offer(provider="local", instance_type="this machine", vcpus=cores, memory_gib=memory)]
 

@@ -10,6 +10,7 @@ import torch
 import skyward as sky
 from skyward.errors import GangHung, TaskTimeout
 from tests.gpu.conftest import Device, Figures
+from tests.waiting import until
 
 pytestmark = pytest.mark.gpu
 
@@ -40,10 +41,9 @@ def test_a_call_that_hangs_in_a_kernel_is_stopped_in_time(
     with pytest.raises(TaskTimeout, match="compute_for_ever"):
         sky.compute(timeout_s=4)(compute_for_ever)(device) >> pool
     figures("seconds with a limit of 4", round(time.perf_counter() - began, 2))
-    after = sky.compute(free_gib)(device) >> pool
-    figures("GiB free before", round(before, 2))
-    figures("GiB free after", round(after, 2))
-    assert after > before - 0.9, "the process is gone, and its memory with it"
+    # The process is gone, and its memory with it, as soon as the driver has ended the kernel.
+    until(lambda: (sky.compute(free_gib)(device) >> pool) > before - 0.9)
+    figures("seconds until its memory is free", round(time.perf_counter() - began, 2))
 
 
 def test_a_gang_that_hangs_in_a_kernel_says_where(pool: sky.ComputePool, device: Device, figures: Figures) -> None:

@@ -253,8 +253,10 @@ def test_an_unknown_host_key_stops_the_pool_with_what_to_do(sshds: Hosts, tmp_pa
 
 
 def test_a_host_that_is_too_small_is_no_capacity(sshds: Hosts) -> None:
-    with pytest.raises(NoCapacity, match="vcpus=4096"):
-        sky.ComputePool(provider=sshds.ssh("host0"), nodes=1, vcpus=4096).start()
+    lacks = r"vcpus=4096, and it has \d+ cores; accelerator=64x H100 80GB, and it has "
+    wanted = sky.accelerators.H100(count=64)
+    with pytest.raises(NoCapacity, match=lacks):
+        sky.ComputePool(provider=sshds.ssh("host0"), nodes=1, vcpus=4096, accelerator=wanted).start()
     assert not agents_of(sshds)
 
 
