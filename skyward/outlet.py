@@ -17,7 +17,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TextIO, TypeVar
 
 from .printable import printable_lines
@@ -39,8 +39,9 @@ _LAST_WORDS_S = 3.0
 _LONGEST_FLUSH_S = 30.0
 _IDLE_S = 0.5
 """Seconds after which a thread with nothing to do ends; the next item starts another."""
-_PIECE = 4096
-"""Bytes. A pipe that polls as writable takes PIPE_BUF of them without blocking."""
+_PIECE = 1800
+"""Bytes. A terminal takes up to 2048 in one piece, and between two pieces others may write, such as the console. A pipe
+that polls as writable takes them without blocking."""
 
 _outlets: weakref.WeakSet[Outlet[Any]] = weakref.WeakSet()
 
@@ -187,15 +188,26 @@ def write_text(stream: TextIO | None, text: str) -> None:
     lock, where Ctrl-C cannot interrupt it. So pipes and terminals are polled, and get small pieces.
     """
     fd = _pollable(stream)
-    size = len(text) if fd < 0 else _PIECE if text.isascii() else _PIECE // 4
     try:
-        for start in range(0, len(text), size):
+        for piece in _pieces(text) if fd >= 0 else (text,):
             if fd >= 0:
                 _wait_writable(fd)
-            stream.write(text[start : start + size])  # type: ignore[union-attr]  # None: the AttributeError below
+            stream.write(piece)  # type: ignore[union-attr]  # None: the AttributeError below
             stream.flush()  # type: ignore[union-attr]
     except (OSError, ValueError, AttributeError):  # closed by the user; there is nowhere to say so
         return
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Whole lines, as many as fit into one piece; longer ones are cut."""
+    size = _PIECE if text.isascii() else _PIECE // 4
+    start = 0
+    while start < len(text):
+        end = start + size
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or end
+        yield text[start:end]
+        start = end
 
 
 def _pollable(stream: TextIO | None) -> int:

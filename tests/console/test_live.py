@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.console.on_a_terminal import Program
+from tests.waiting import until
 
 RULE = "── demo ──"
 
@@ -119,6 +121,28 @@ def test_the_terminal_is_given_back_however_the_program_ends(end: str, status: i
         assert one.wait() == status
         assert_given_back(one)
         assert "first" in one.screen.all_lines
+
+
+def test_a_terminal_that_nobody_reads_stops_no_call_and_no_close(tmp_path: Path) -> None:
+    body = f"""
+@sky.compute
+def shout():
+    for number in range(3000):
+        print(number, "x" * 100)
+
+folder = {str(tmp_path)!r}
+shout() >> pool
+open(os.path.join(folder, "called"), "w").close()
+for _ in range(5):
+    shout() >> pool
+pool.close()
+open(os.path.join(folder, "closed"), "w").close()
+"""
+    with program(body) as one:
+        until((tmp_path / "closed").exists)  # and nothing is read meanwhile
+        assert one.wait() == 0
+        assert_given_back(one)
+        assert "after" in one.screen.all_lines
 
 
 @pytest.mark.parametrize("env", [{}, {"CI": "true"}], ids=["live", "plain"])
