@@ -154,8 +154,8 @@ class Future(concurrent.futures.Future[T]):
         """Waits a moment until what the call printed is shown: its output comes before its value."""
 
     def __repr__(self) -> str:
-        state = "failed" if self.has_failed else self._state.lower().partition("_")[0]
-        return f"<Future, {state}: its value is .result()>"
+        # The standard one's, which names the class of the value or error: here that may not be known yet.
+        return super().__repr__().replace("returned Undecoded", "returned").replace("raised _Remote", "raised")
 
     def cancel(self) -> bool:
         is_new = False
