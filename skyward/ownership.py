@@ -73,8 +73,7 @@ def make_private_folder(path: str) -> str:
         OSError: it cannot be made.
     """
     check_path(path)
-    with contextlib.suppress(FileExistsError):  # of a file, or of a link that leads nowhere
-        os.makedirs(path, mode=0o700, exist_ok=True)
+    _make(path)
     check_path(path)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -107,6 +106,15 @@ def runtime_folder(name: str) -> str:
     name = f"{name}-{os.getuid()}"
     path = os.path.join(tempfile.gettempdir(), name)
     return make_private_folder(path if len(path) <= _LONGEST_BASE else f"/tmp/{name}")  # TMPDIR can be anything
+
+
+def _make(path: str) -> None:
+    """As `os.makedirs`, which would give the parents whatever the umask lets through."""
+    parent = os.path.dirname(path)
+    if parent and not os.path.isdir(parent):
+        _make(parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
 
 
 def _check_way(path: str) -> None:

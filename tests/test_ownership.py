@@ -53,10 +53,11 @@ def of_a_stranger(path: Path, content: str | None = None) -> Path:
 def test_a_folder_is_made_for_this_user_alone_whatever_the_umask_says(shared: Path) -> None:
     before = os.umask(0)
     try:
-        path = make_private_folder(str(shared / "ours"))
+        path = make_private_folder(str(shared / "parent" / "ours"))
     finally:
         os.umask(before)
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+    for made in (path, os.path.dirname(path)):
+        assert stat.S_IMODE(os.stat(made).st_mode) == 0o700
     os.chmod(path, 0o755)
     make_private_folder(path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o700

@@ -52,7 +52,7 @@ def main() -> int:
         if not isinstance(error, OSError | SkywardError):
             raise
         with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
-            _say(_reason(config, error))
+            _say(f"cannot start: {_reason(config, error)}")
         return 1
 
 
@@ -64,14 +64,14 @@ def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
     except BrokenPipeError:  # nobody is left to hear that it is ready
         return 1
     except OSError as error:
-        _say(_reason(config, error))
+        _say(f"cannot start: {_reason(config, error)}")
         return 1
     agent.run()
     return 0
 
 
 def _say(line: str) -> None:
-    """The path of the socket, or in words why there is none."""
+    """The path of the socket, or in words, of which the first is no path, why there is none."""
     os.write(1, f"{line}\n".encode())
 
 

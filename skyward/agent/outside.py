@@ -71,7 +71,7 @@ def start() -> int:
     )
     line = _first_line(process, pickle.dumps(config))
     if not line.startswith(os.sep):
-        sys.stderr.write(f"the agent {f'cannot start: {line}' if line else _end_of(process, log)}")
+        sys.stderr.write(f"the agent {line or _end_of(process, log)}")
         _kill_all(process.pid)
         process.wait()
         shutil.rmtree(config.folder, ignore_errors=True)

@@ -206,7 +206,7 @@ def _ready(config: NodeConfig, process: subprocess.Popen[bytes], lease_s: float)
     process.stdout.close()
     if not line.startswith(os.sep):
         silent = f"said nothing for {_START_LIMIT_S:.0f} s"
-        raise _failure(config, (f"cannot start: {line}" if line else _end_of(process)) if readable else silent)
+        raise _failure(config, (line or _end_of(process)) if readable else silent)
     return Machine(
         node=config.node,
         socket_path=os.path.join(config.folder, SOCKET_NAME),
