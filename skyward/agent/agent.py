@@ -428,14 +428,16 @@ class Agent:
         self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)
 
     def _on_take_stack(self, frame: Frame) -> None:
-        rank = self._placing.ranks.get(frame.ident)
-        if rank is not None:
-            task = frame.ident
-            self._watch.take(
-                rank,
-                all_threads=bool(frame.lane),
-                told=lambda said: self._send(Kind.STACK, task, json.dumps(said).encode()),
-            )
+        task = frame.ident
+        slot = self._placing.ranks.get(task) or self._placing.by_task.get(task)
+
+        def tell(said: dict[str, object]) -> None:
+            self._send(Kind.STACK, task, json.dumps(said).encode())
+
+        if slot is not None and slot.executor == "process":
+            self._watch.take(slot, all_threads=bool(frame.lane), told=tell)
+        else:  # it has ended, or is a thread: nobody can tell which of its process's threads it is
+            tell({"stack": "", "state": ""})
 
     def _fork(self, slot: Slot, preload: tuple[str, ...], launch: bytes) -> None:
         slot.preload = preload

@@ -86,7 +86,7 @@ class Slot:
     failure: str = ""
     """Why its process could not be made."""
     page_fd: int = -1
-    """Of a rank: the file of the shared page, behind which it writes its stacks."""
+    """Of a process slot or rank: the file of the shared page. The process writes its stacks behind the page."""
 
     @property
     def rank(self) -> Rank | None:
@@ -257,7 +257,7 @@ def make_slot(
             page=page,
             outputs=tuple(OutputReader(fd, token, current, drained, reading) for fd in reads),
             child_fds=child_fds,
-            page_fd=os.dup(page_fd) if rank is not None else -1,
+            page_fd=os.dup(page_fd) if executor == "process" else -1,
             shelf=shelf,
             line=line,
             line_number=line_number,

@@ -68,7 +68,10 @@ class Arrivals:
         elif kind == Kind.ERROR:
             self._on_error(link.node, task, frame)
         elif kind == Kind.STACK:
-            engine.gangs.on_stack(task, frame)
+            if isinstance(task, RankTask):
+                engine.gangs.on_stack(task, frame)
+            else:
+                self._sending.on_stack(task, frame)
         elif kind == Kind.LOST:
             self._on_lost(link.node, task, frame)
         elif kind == Kind.RECALLED:

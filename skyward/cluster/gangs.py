@@ -18,7 +18,6 @@ from ..wire.tasks import RankOrder
 from .devices import sharing_of_gangs
 from .gang import Gang, RankTask, make_ranks
 from .hangs import REPORT_AFTER_S, Hang, Late, RankStack, read_stack
-from .tasks import Task
 
 if TYPE_CHECKING:
     from .direct import DirectEngine
@@ -212,10 +211,9 @@ class Gangs:
 
     # Hangs ----------------------------------------------------------------------------------------------------------
 
-    def on_stack(self, task: Task, frame: Frame) -> None:
+    def on_stack(self, task: RankTask, frame: Frame) -> None:
         """Where a rank stands: unasked, because it has stopped, or because another one had."""
-        if isinstance(task, RankTask):
-            self._books.after.append(lambda: self._read_stack(task, frame))
+        self._books.after.append(lambda: self._read_stack(task, frame))
 
     def _read_stack(self, task: RankTask, frame: Frame) -> None:
         assert task.rank is not None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..errors import GangHung, TaskTimeout
 
-__all__ = ["REPORT_AFTER_S", "Hang", "Late", "RankStack", "Stacks", "read_stack"]
+__all__ = ["REPORT_AFTER_S", "Hang", "Late", "RankStack", "Stacks", "read_stack", "timed_out"]
 
 REPORT_AFTER_S = 300.0
 """Seconds after which the stacks of a gang that does not move are logged where no `hang_timeout_s` ends it."""
@@ -94,9 +94,12 @@ class RankStack:
     def text(self) -> str:
         """As a traceback, the innermost frame last."""
         does = f"waits in {self.waits_in}" if self.waits_in else "is in no collective"
-        lines = [f"Rank {self.rank} (node {self.node}) {does}; its process: {self.state}"]
-        if not self.main:
-            lines.append("  it wrote no stack")
+        head = f"Rank {self.rank} (node {self.node}) {does}; its process: {self.state}"
+        return f"{head}\n{self.traceback() or '  it wrote no stack'}"
+
+    def traceback(self) -> str:
+        """Format the frames of all threads, the innermost last. Empty: the process wrote no stack."""
+        lines: list[str] = []
         for frames in reversed(self.threads):
             if frames is not self.main:
                 lines.append("  another thread:")
@@ -183,12 +186,17 @@ class Late(Stacks):
     """The one whose time was up first."""
 
     def error(self, name: str, timeout_s: float) -> TaskTimeout:
-        error = TaskTimeout(
-            f"{name!r} ran longer than its timeout_s={timeout_s:g} and was stopped", task=name, timeout_s=timeout_s
-        )
-        for _, stack in sorted(self.stacks.items()):
-            error.add_note(stack.text())
-        return error
+        return timed_out(name, timeout_s, [stack.text() for _, stack in sorted(self.stacks.items())])
+
+
+def timed_out(name: str, timeout_s: float, notes: Iterable[str]) -> TaskTimeout:
+    """Build the error of a call that ran too long; the notes say where it stood and what it printed last."""
+    error = TaskTimeout(
+        f"{name!r} ran longer than its timeout_s={timeout_s:g} and was stopped", task=name, timeout_s=timeout_s
+    )
+    for note in notes:
+        error.add_note(note)
+    return error
 
 
 def _sentence(

@@ -5,19 +5,23 @@ A part of `DirectEngine` in a file of its own: everything here is called while i
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ..errors import TaskTimeout
 from ..schedule.actions import Action, FailTask, Recall, Refuse, Send, StartGang
-from ..wire.frames import Kind
+from ..wire.frames import Frame, Kind
 from .gang import RankTask
-from .tasks import PulledTask, Task, cannot_send, loss_error
+from .hangs import read_stack, timed_out
+from .tasks import PulledTask, Task, cannot_send, loss_error, output_notes
 
 if TYPE_CHECKING:
     from .direct import DirectEngine
 
 __all__ = ["Sending"]
+
+_STACK_LIMIT_S = 2.5
+"""Seconds that a call whose time is up is waited for to say where it stands. It takes 50 ms, unless nothing answers."""
 
 
 class Sending:
@@ -100,12 +104,33 @@ class Sending:
         if isinstance(task, RankTask):
             self._engine.gangs.time_out(task)
             return
-        self._engine.cancel(task.id)
-        error = TaskTimeout(
-            f"{task.name!r} ran longer than its timeout_s={task.timeout_s:g} and was stopped",
-            task=task.name,
-            timeout_s=task.timeout_s,
-        )
+        node = self._books.scheduler.node_of(task_id)
+        link = None if node is None else self._books.links.get(node)
+        if link is None:
+            self._stop_late(task_id, attempt)
+            return
+        link.hold()
+        self._books.tell(link.node, Kind.TAKE_STACK, task_id)
+        self._books.at(_STACK_LIMIT_S, self._stop_late, task_id, attempt)
+
+    def on_stack(self, task: Task, frame: Frame) -> None:
+        """A call whose time is up says where it stands."""
+        attempt = task.attempt
+        self._books.after.append(lambda: self._read_stack(task.id, attempt, frame))
+
+    def _read_stack(self, task_id: int, attempt: int, frame: Frame) -> None:
+        said = json.loads(frame.body)
+        text = read_stack(0, 0, said["stack"], said["state"]).traceback()  # reads the user's files: not under the lock
+        with self._books:
+            self._stop_late(task_id, attempt, text)
+
+    def _stop_late(self, task_id: int, attempt: int, stack: str = "") -> None:
+        task = self._books.tasks.get(task_id)
+        if task is None or task.is_cancelled or task.attempt != attempt:
+            return
+        self._engine.cancel(task_id)
+        notes = [f"Where its Python code stood:\n{stack}"] if stack else []
+        error = timed_out(task.name, task.timeout_s or 0.0, [*notes, *output_notes(task.tail)])
         self._books.after.append(lambda: task.on_failed(error))
 
     def _fail(self, task: Task, action: FailTask) -> None:

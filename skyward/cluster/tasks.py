@@ -14,6 +14,7 @@ from ..calls import CallOptions
 from ..errors import NodeError, NodeLost, Preempted, ResultNotPicklable, SlotLost, UsageError
 from ..futures import Future, Undecoded, refuse_to_wait
 from ..limits import file_limit, memory_bytes
+from ..printable import printable_lines
 from ..wire.blobs import Blob
 from ..wire.failures import Failure, decode_failure
 from ..wire.layout import Parsed
@@ -378,9 +379,15 @@ def loss_error(loss: Loss, name: str, tail: Iterable[str] = (), *, again: str = 
     error = _loss_error(loss, name, again)
     if loss.stack:
         error.add_note(f"Where its Python code stood:\n{loss.stack}")
-    if text := "".join(tail).rstrip():
-        error.add_note(f"Last output of the task:\n{text}")
+    for note in output_notes(tail):
+        error.add_note(note)
     return error
+
+
+def output_notes(tail: Iterable[str]) -> list[str]:
+    """Give the note about the last lines that a task printed; none if it printed nothing."""
+    text = printable_lines("".join(tail)).rstrip()
+    return [f"Last output of the task:\n{text}"] if text else []
 
 
 def _loss_error(loss: Loss, name: str, again: str) -> NodeError:

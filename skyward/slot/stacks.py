@@ -1,7 +1,7 @@
-"""A rank's Python stacks, written by a handler in C into the file of its shared page, behind the page.
+"""The Python stacks of a process that runs calls, written by a handler in C behind its shared page.
 
-A rank that hangs may never run another bytecode: C code may hold the GIL, or the main thread wait in a lock. So no
-thread of Python's is asked: the agent sends a signal, `faulthandler` writes, and the agent reads the file. A rank that
+A process that hangs may never run another bytecode: C code may hold the GIL, or the main thread wait in a lock. So no
+thread of Python's is asked: the agent sends a signal, `faulthandler` writes, and the agent reads the file. One that
 crashes writes the stack of the thread that did there by itself.
 """
 

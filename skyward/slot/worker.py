@@ -138,7 +138,7 @@ def serve(
     link = Link(sock)
     slot = Slot(link, config, prepare)
     page = map_page(page_fd, config.lanes)
-    if config.rank is None:
+    if config.executor == "thread":
         os.close(page_fd)
     else:
         offer_stacks(page_fd)

@@ -72,7 +72,7 @@ class Kind(IntEnum):
     RANK = 23  # C > A  pickled RankOrder: make a new process for this task
     RESERVE_PORT = 24  # C > A
     RELEASE_PORT = 25  # C > A  lane: port
-    TAKE_STACK = 26  # C > A  of a rank; lane 1: of all its threads. The answer is STACK
+    TAKE_STACK = 26  # C > A  of the process that runs a task; lane 1: of all its threads. The answer is STACK
 
     # The direct line between client and slot (TASK and RESULT travel on it too).
     LINE = 27  # A > C  a descriptor; ident: number of the line
