@@ -132,6 +132,8 @@ class Outlet(Generic[T]):
         began = time.monotonic()
         with self._condition:
             while self._out < number:
+                if self._thread is None:
+                    return False  # there was none to be had
                 last = max(moved_at, self._moved_at)
                 left_s = min(began + longest_s, last + stalled_s) - time.monotonic()
                 if left_s <= 0:

@@ -93,6 +93,22 @@ def test_the_thread_ends_when_nothing_comes_and_starts_again() -> None:
         until(lambda: not {t for t in threading.enumerate() if t.name == "skyward-outlet"} - before)
 
 
+def test_without_a_thread_nothing_raises_or_waits_and_the_next_item_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    reader = Reader()
+    outlet = outlet_to(reader)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        assert not outlet.wait(outlet.put("first"))
+        assert not outlet.flush()
+    assert outlet.wait(outlet.put("second"))
+    assert reader.items == ["first", "second"]
+
+
 def test_a_notice_goes_to_standard_error_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
     assert notices.wait(notify("hello"))
     assert capsys.readouterr() == ("", "skyward: hello\n")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import string
+from pathlib import Path
 from random import Random
 
 import pytest
 
 import skyward as sky
 from skyward import events
+from skyward.cli import main
 from skyward.console.panel import Style, panel_lines, status_line
 from skyward.console.plain import PlainLines
 from skyward.console.state import PoolState
 from skyward.errors import BootstrapFailed
+from skyward.outputs import OutputFile
 from skyward.printable import coloured, printable, printable_lines
 
 HOSTILE = [
@@ -110,3 +113,14 @@ def test_lines_of_tasks_keep_their_colours_and_last_state_only() -> None:
     notes = "\n".join(caught.value.__notes__)
     assert lines == ["\x1b[32mgreen\x1b[0m and plain\x1b[0m", "100%"]
     assert "Last output of the task:\ngreen and plain\n100%" in notes
+
+
+def test_kept_output_of_older_versions_is_harmless_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    keep = OutputFile("train-1")
+    keep(sky.LogLine(text="\x1b[2J\x1b[31mred\x1b]0;title\x07", stream="stdout", node=0, rank=None, task="f"))
+    keep.close()
+    assert main(["logs", "train-1"]) == 0
+    assert capsys.readouterr().out == "[node 0] \x1b[31mred\x1b[0m\n"
