@@ -127,7 +127,8 @@ def _check_way(path: str) -> None:
             return
         if mode & stat.S_IWOTH:
             if not mode & stat.S_ISVTX:
-                raise UsageError(f"folder={folder}: everybody may exchange what is in it; run `chmod +t {folder}`")
+                advice = f"run `chmod +t {folder}`, or, if you trust everybody here, `export {_VARIABLE}={folder}`"
+                raise UsageError(f"folder={folder}: everybody may exchange what is in it; {advice}")
             if status.st_uid not in _our_ids():
                 raise UsageError(f"path={entry}: belongs to {_name(status.st_uid)}; {_advice(entry)}")
         folder = entry
