@@ -143,7 +143,7 @@ def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterato
     """Packages that the program's functions need where they run, and that the image does not bring."""
     brought = _closure({_project(requirement) for requirement in image.pip}) | _OWN
     for name, who in sorted(imported_there(code, modules).items()):
-        projects = _projects_of(name)
+        projects = projects_of(name)
         if projects and not brought.intersection((_normal(name), *projects)):
             yield Finding(
                 field="Image.pip",
@@ -153,7 +153,7 @@ def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterato
             )
 
 
-def _projects_of(name: str) -> list[str]:
+def projects_of(name: str) -> list[str]:
     """The packages that bring a module of this name here."""
     try:
         return [_normal(importlib.metadata.distribution(name).name)]

@@ -102,7 +102,15 @@ class Arrivals:
     def _on_error(self, node: int, task: Task, frame: Frame) -> None:
         where = f"node {node}" + ("" if task.rank is None else f", rank {task.rank}") + f", task {task.name!r}"
         self._engine.logs.end(task)
-        failed = TaskFailure(pickle.loads(frame.body), where, node, task.name, "".join(task.tail))
+        link = self._books.links.get(node)
+        failed = TaskFailure(
+            pickle.loads(frame.body),
+            where,
+            node,
+            task.name,
+            "".join(task.tail),
+            is_elsewhere=link is not None and link.dialler is not None,
+        )
         if task.options.retry_on and not task.is_cancelled and not isinstance(task, RankTask):
             error, scheduler = failed.error(), self._books.scheduler
             if isinstance(error, task.options.retry_on) and scheduler.spend_retry(task.id):

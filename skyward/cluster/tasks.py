@@ -21,6 +21,7 @@ from ..wire.layout import Parsed
 from ..wire.payloads import Encoded, decode
 from ..wire.pull import PullRefused
 from ..wire.tasks import TaskHead
+from .absent import advise
 
 __all__ = [
     "CallTask",
@@ -78,9 +79,14 @@ class TaskFailure:
     node: int
     task: str
     log_tail: str
+    is_elsewhere: bool = False
+    """The node has packages and files of its own."""
 
     def error(self) -> BaseException:
-        return decode_failure(self.failure, where=self.where, node=self.node, task=self.task, log_tail=self.log_tail)
+        error = decode_failure(self.failure, where=self.where, node=self.node, task=self.task, log_tail=self.log_tail)
+        if self.is_elsewhere and (advice := advise(error, self.node)):
+            error.add_note(advice)
+        return error
 
     def raise_it(self) -> Any:
         raise self.error()
