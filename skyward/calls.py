@@ -24,6 +24,7 @@ from .launch import Launch
 from .signatures import check_arguments, innermost, name_of
 from .spellings import advice
 from .unrun import Unrun
+from .user_lines import drop_our_frames
 
 __all__ = [
     "CallOptions",
@@ -369,13 +370,21 @@ class PendingCompute(Unrun, Generic[T_co]):
         return self.with_options(timeout_s=timeout_s)
 
     def __rshift__(self, target: Target) -> T_co:
-        return resolve_target(target).run(self)
+        try:
+            return resolve_target(target).run(self)
+        except Exception as error:
+            drop_our_frames(error)
+            raise
 
     def __gt__(self, target: Target) -> StdFuture[T_co]:
         return resolve_target(target).submit(self)
 
     def __matmul__(self, target: Target) -> list[T_co]:
-        return resolve_target(target).broadcast(self)
+        try:
+            return resolve_target(target).broadcast(self)
+        except Exception as error:
+            drop_our_frames(error)
+            raise
 
     def __and__(self, other: PendingCompute[Any] | PendingComputeGroup) -> PendingComputeGroup:
         return PendingComputeGroup((self,)) & other
@@ -427,7 +436,11 @@ class PendingComputeGroup(Unrun):
         return self.with_options(timeout_s=timeout_s)
 
     def __rshift__(self, target: Target) -> Any:
-        return resolve_target(target).run_group(self)
+        try:
+            return resolve_target(target).run_group(self)
+        except Exception as error:
+            drop_our_frames(error)
+            raise
 
     def __gt__(self, target: Target) -> StdFuture[tuple[Any, ...]]:
         return resolve_target(target).submit_group(self)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from . import interrupts
 from .errors import UsageError
+from .user_lines import drop_our_frames
 
 __all__ = ["Failures", "Future", "Undecoded", "refuse_to_wait", "this_thread"]
 
@@ -246,6 +247,9 @@ class Future(concurrent.futures.Future[T]):
             remote = value
         try:
             return remote.get()  # type: ignore[no-any-return]
+        except Exception as error:
+            drop_our_frames(error)
+            raise
         finally:
             del self, remote  # no reference cycle through the traceback
 

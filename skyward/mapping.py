@@ -24,6 +24,7 @@ from .errors import ArgumentNotPicklable, UsageError
 from .futures import refuse_to_wait
 from .packing import Packing
 from .slot.execute import RaisedItem
+from .user_lines import drop_our_frames
 from .wire.failures import decode_failure
 from .wire.tasks import Mode, TaskHead
 
@@ -134,9 +135,13 @@ class MapRun:
 
     def results(self) -> Iterator[Any]:
         """Values in order (or as they come). Raises what the first failing call raised; the others are cancelled."""
-        with closing(self.lists()) as lists:
-            for ready in lists:
-                yield from ready
+        try:
+            with closing(self.lists()) as lists:
+                for ready in lists:
+                    yield from ready
+        except Exception as error:
+            drop_our_frames(error)
+            raise
 
     def lists(self) -> Generator[list[Any], None, None]:
         """`results`, as they arrive: some at a time."""

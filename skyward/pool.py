@@ -55,7 +55,7 @@ from .replacing import make_way, withdraw
 from .signatures import checked_options
 from .slot.handle import TargetHandle
 from .targets import Calls, NodeCount, NodeTarget, checked_nodes, checked_roles
-from .user_warnings import warn_user
+from .user_lines import drop_our_frames, warn_user
 
 __all__ = ["ComputePool"]
 
@@ -549,7 +549,11 @@ class ComputePool(Calls):
 
     def __enter__(self) -> Self:
         try:
-            return self.start()
+            try:
+                return self.start()
+            except SkywardError as error:
+                drop_our_frames(error)
+                raise
         except KeyboardInterrupt:  # it may come when all is done, and then nobody calls __exit__
             self.close(cancel=True)
             raise

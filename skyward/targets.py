@@ -24,6 +24,7 @@ from .mapping import Chunk, MapRun, check_chunk
 from .operands import TargetOperators
 from .signatures import check_arguments
 from .slot.handle import TargetHandle
+from .user_lines import drop_our_frames
 from .waiting import joined, streamed, value_of, values_of
 from .wire.seen import SeenArrays
 
@@ -200,8 +201,12 @@ class Calls(TargetOperators, ABC):
                 error is raised and the other calls are cancelled. An error of the input is always raised.
         """
         run = self._map(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False)
-        with contextlib.closing(run.lists()) as lists:
-            return list(itertools.chain.from_iterable(lists))
+        try:
+            with contextlib.closing(run.lists()) as lists:
+                return list(itertools.chain.from_iterable(lists))
+        except Exception as error:
+            drop_our_frames(error)
+            raise
 
     @overload
     def imap(

@@ -385,6 +385,44 @@ class TestTerminal:
             sky.compute(stop)() >> pool
 
 
+class TestTracebacks:
+    """What a user reads: the own line, then the traceback of the node."""
+
+    @pytest.mark.parametrize("how", [">>", "@", "&", "future", "map", "imap", "stream"])
+    def test_an_error_of_a_call_shows_no_frames_of_ours(self, pool: sky.ComputePool, how: str) -> None:
+        @sky.compute
+        def divide(a: int, b: int) -> float:
+            return a / b
+
+        @sky.compute
+        def divide_each(b: int) -> Iterator[float]:
+            yield 1 / b
+
+        ways: dict[str, Callable[[], object]] = {
+            ">>": lambda: divide(1, 0) >> pool,
+            "@": lambda: divide(1, 0) @ pool,
+            "&": lambda: (divide(1, 0) & divide(1, 1)) >> pool,
+            "future": lambda: (divide(1, 0) > pool).result(),  # noqa: PLW0108  # as a user writes it
+            "map": lambda: pool.map(divide, [1, 2], [0, 1]),
+            "imap": lambda: list(pool.imap(divide, [1, 2], [0, 1])),
+            "stream": lambda: list(divide_each(0) >> pool),
+        }
+        with pytest.raises(ZeroDivisionError) as caught:
+            ways[how]()
+        files = {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)}
+        assert files == {__file__}
+        assert any("in divide" in note for note in caught.value.__notes__)
+
+    def test_an_error_of_an_iterator_that_is_an_argument_shows_where_it_was_raised(self, pool: sky.ComputePool) -> None:
+        def broken() -> Iterator[int]:
+            yield 1
+            raise KeyError("a line of the user's")
+
+        with pytest.raises(KeyError) as caught:
+            pool.map(abs, broken())
+        assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "broken"
+
+
 class TestTimeouts:
     @pytest.fixture(autouse=True)
     def _warm(self, pool: sky.ComputePool) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..errors import UsageError
 from ..image import Image
-from ..user_warnings import warn_user
+from ..user_lines import warn_user
 from .ignore import ALWAYS, Rules, rules_above, rules_in
 from .roots import Root, editable_metadata, local_roots
 

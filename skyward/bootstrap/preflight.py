@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..errors import UsageError
 from ..image import Image
-from ..user_warnings import warn_user
+from ..user_lines import warn_user
 from .code import Code
 from .environments import users_for
 from .imports import imported_there, left_behind

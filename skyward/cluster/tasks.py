@@ -15,6 +15,7 @@ from ..errors import NodeError, NodeLost, Preempted, ResultNotPicklable, SlotLos
 from ..futures import Future, Undecoded, refuse_to_wait
 from ..limits import file_limit, memory_bytes
 from ..printable import printable_lines
+from ..user_lines import drop_our_frames
 from ..wire.blobs import Blob
 from ..wire.failures import Failure, decode_failure
 from ..wire.layout import Parsed
@@ -289,7 +290,11 @@ class ResultStream(Generic[T]):
             else:
                 end, self._end = self._end, _stopped
                 assert end is not None
-                self.value = end()
+                try:
+                    self.value = end()
+                except Exception as error:
+                    drop_our_frames(error)
+                    raise
                 raise StopIteration(self.value)
         self._taken += 1
         if self._taken * 2 >= self._window:

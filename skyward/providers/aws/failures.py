@@ -145,10 +145,11 @@ def translated(what: str) -> Iterator[None]:
         boto.CredentialRetrievalError,
         boto.InvalidConfigError,
     ) as e:
+        # The message says all of it: botocore's chain of causes is a hundred lines about where it looked.
         raise AuthFailed(
             f"aws: {what}: {e}; `aws configure`, the environment variables AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or AWS(profile=...) give credentials"
-        ) from e
+        ) from None
     except (boto.ParamValidationError, boto.UnknownServiceError, boto.NoRegionError) as error:
         raise ProviderError(f"aws: {what}: {error}") from error
     except boto.EndpointConnectionError as error:
