@@ -32,7 +32,7 @@ def test_a_module_that_is_missing_on_a_node_is_named_by_its_package(pool: sky.Co
 
 def test_a_file_that_is_missing_on_a_node_can_be_included(pool: sky.ComputePool, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        sky.compute(Path.read_text)(Path("data/rows.csv")) >> pool
+        sky.compute(open)("data/rows.csv") >> pool
     assert "Image(includes=['data/rows.csv'])" in caught.value.__notes__[-1]
     assert "working folder of the node" in caught.value.__notes__[-1]
     here = tmp_path / "rows.csv"
@@ -42,7 +42,7 @@ def test_a_file_that_is_missing_on_a_node_can_be_included(pool: sky.ComputePool,
 
 def test_other_missing_things_get_no_advice(pool: sky.ComputePool) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        sky.compute(subprocess.run)(["no-such-program"], check=True) >> pool
+        sky.compute(subprocess.check_call)(["no-such-program"]) >> pool
     assert not any("Image(" in note for note in caught.value.__notes__)
     assert not advise(FileNotFoundError(2, "", "/var/on/the/node"), node=0)
     assert not advise(KeyError("x"), node=0)
