@@ -246,5 +246,11 @@ def _forget_all_in_child() -> None:
         outlet.forget_in_child()
 
 
-atexit.register(notices.flush)
+def _flush_all() -> None:
+    """At the end of the process: a pool may end with it, and its outlets have threads that end then."""
+    for outlet in list(_outlets):
+        outlet.flush()
+
+
+atexit.register(_flush_all)
 os.register_at_fork(after_in_child=_forget_all_in_child)

@@ -39,6 +39,8 @@ __all__ = [
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a script: tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # started by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

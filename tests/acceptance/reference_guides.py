@@ -183,7 +183,7 @@ def train_keras(epochs: int) -> dict[str, Any]:
 
 def keras_training() -> None:
     with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
-        first, second = train_keras(epochs=4) @ pool
+        first, second = train_keras(epochs=15) @ pool
         assert (first["backend"], first["samples"], second["samples"]) == ("jax", 899, 898)
         assert first["accuracy"] > 0.6
 

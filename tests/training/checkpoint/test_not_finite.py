@@ -101,7 +101,7 @@ def test_where_no_checkpoint_is_finite_auto_begins_and_true_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run(tmp_path, callbacks=[breaks(at=0)], max_steps=2, save_steps=1)
-    with pytest.raises(UsageError, match="no checkpoint to go on from"):
+    with pytest.raises(UsageError, match="no checkpoint in .* to go on from"):
         trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=True)
     caplog.clear()
     run(tmp_path, max_steps=2, save_steps=1, resume_from_checkpoint="auto")

@@ -28,6 +28,8 @@ from tests.training.checkpoint.seccomp import refuse_exchange
 from tests.training.checkpoint.states import Box, part, same, shard
 from tests.training.trainer.regression import callback, run
 
+# JAX, which another test of the process may have imported, warns of forks. The children here use none of it.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork.. was called:RuntimeWarning")
 _FORK = multiprocessing.get_context("fork")
 
 
