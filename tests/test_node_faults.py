@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +21,7 @@ import skyward as sky
 from skyward.errors import RemoteError, RendezvousFailed, SlotLost, TaskTimeout, UsageError
 from skyward.integrations.base import IntegrationBase, integrate
 from skyward.topology import Rank
+from tests.hosts.meeting import Meeting
 from tests.waiting import until
 
 
@@ -298,18 +298,6 @@ def test_slots_may_open_as_many_files_as_the_machine_allows(tmp_path: Path) -> N
     assert done.stdout.split() == [str(hard), str(hard)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plain(IntegrationBase):
-    """A gang that does nothing else."""
-
-    name: ClassVar[str] = "plain"
-    extra: ClassVar[str] = ""
-    packages: ClassVar[tuple[str, ...]] = ()
-
-    def session(self, rank: Rank) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
 def test_a_gang_that_can_lock_no_port_fails_by_name_and_costs_nobody_else_anything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -318,7 +306,7 @@ def test_a_gang_that_can_lock_no_port_fails_by_name_and_costs_nobody_else_anythi
         monkeypatch.setattr(tempfile, "tempdir", None)
         in_the_way = Path(folder, f"skyward-ports-{os.getuid()}")
         in_the_way.touch()
-        gang = sky.compute(integrate(os.getpid, Plain()))
+        gang = sky.compute(integrate(os.getpid, Meeting()))
         with sky.ComputePool(sky.Local(), nodes=1, concurrency=2, logs=False) as pool:
             agents = pool.agent_pids()
             other = sky.compute(until)(Path(folder, "go").exists) > pool

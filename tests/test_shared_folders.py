@@ -6,34 +6,17 @@ audit hook in each of their processes writes down what is opened there, and what
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 import skyward as sky
-from skyward.integrations.base import IntegrationBase
-from skyward.topology import Rank
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plain(IntegrationBase):
-    """A gang that does nothing else."""
-
-    name: ClassVar[str] = "plain"
-    extra: ClassVar[str] = ""
-    packages: ClassVar[tuple[str, ...]] = ()
-
-    def session(self, rank: Rank) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
 
 @sky.compute
@@ -91,14 +74,15 @@ from skyward.errors import SkywardError
 from skyward.providers.aws.cached import cached
 from skyward.ssh import Target, connect
 from skyward.training.control.endpoint import sweep
-from tests.test_shared_folders import Plain, pid, large
+from tests.hosts.meeting import Meeting
+from tests.test_shared_folders import pid, large
 
 shared = {shared!r}
 os.chdir(shared + "/project/src")
 with sky.ComputePool.named("mine", logs=sky.LogFiles(shared + "/logs")) as pool:
     assert len(pid() @ pool) == 2
     assert (large(b"x" * 2_000_000) >> pool) == 2_000_000
-    assert sky.compute(sky.integrations.base.integrate(os.getpid, Plain()))() >> pool
+    assert sky.compute(sky.integrations.base.integrate(os.getpid, Meeting()))() >> pool
     main(["ls"])
 os.makedirs(shared + f"/skyward-{{os.getuid()}}/pool-dead/deep")
 os.utime(shared + f"/skyward-{{os.getuid()}}/pool-dead", (0, 0))
