@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def measure_once(variant: Variant, options: Options, findings: Findings) -> Samp
     wanted = tuple(name for name in options.only if name in variant.measures)
     samples: Samples = {}
     if "import" in wanted:
-        samples["import"] = [_import_seconds(PEERS[variant.peer].module)]
+        samples["import"] = [import_seconds(PEERS[variant.peer].module)]
     for job_measures, shape in _pools(wanted, variant, options, findings):
         samples.update(_drive(variant, shape, job_measures, options, findings))
     return samples
@@ -148,7 +148,7 @@ def _drive(variant: Variant, shape: Shape, wanted: tuple[str, ...], options: Opt
     with tempfile.TemporaryDirectory(prefix="skyward-bench-") as folder:
         output, log = Path(folder, "samples.json"), Path(folder, "log")
         job = Job(peer=variant.peer, shape=shape, measures=wanted, sizes=options.sizes, output=str(output))
-        code = _run_driver(job, log, limit_s=options.limit_s)
+        code = run_driver(job, log, limit_s=options.limit_s)
         written = json.loads(output.read_text()) if output.exists() else {"samples": {}, "errors": {}}
         for name, error in written["errors"].items():
             findings.problem(f"{variant.title}, {name}: {error}")
@@ -161,13 +161,16 @@ def _drive(variant: Variant, shape: Shape, wanted: tuple[str, ...], options: Opt
     return {name: values for name, values in samples.items() if name != "first" or "first" in wanted}
 
 
-def _run_driver(job: Job, log: Path, *, limit_s: float) -> int | None:
-    """Exit code of the driver, None when it ran out of time. It never outlives this call by more than 10 s."""
+def run_driver(job: Job, log: Path, *, limit_s: float, environment: Mapping[str, str] = ENVIRONMENT) -> int | None:
+    """Exit code of the driver, None when it ran out of time. It never outlives this call by more than 10 s.
+
+    `environment` goes before this process's.
+    """
     command = [sys.executable, str(HERE / "driver.py"), job.to_json()]
     with log.open("wb") as output:
         # A session of its own: the terminal's Ctrl-C reaches us alone, and we end it in order.
         child = subprocess.Popen(
-            command, env={**os.environ, **ENVIRONMENT}, stdout=output, stderr=output, start_new_session=True
+            command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True
         )
         try:
             return child.wait(limit_s)
@@ -188,15 +191,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _import_seconds(module: str) -> float:
+def import_seconds(module: str, environment: Mapping[str, str] = ENVIRONMENT) -> float:
     """Seconds of the import statement in an interpreter that has imported nothing else."""
     code = f"import time; begin = time.perf_counter(); import {module}; print(time.perf_counter() - begin)"
-    return float(_python(code).stdout.split()[-1])
+    return float(_python(code, environment).stdout.split()[-1])
 
 
-def _python(code: str) -> subprocess.CompletedProcess[str]:
+def _python(code: str, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
 def _rotated(names: list[str], by: int) -> list[str]:

@@ -1,7 +1,8 @@
 """What is measured on a running pool. Each measure returns samples by name, in seconds unless the name says else.
 
 Sample names: "first", "memory_mib", "noop", "noop_main", "pipelined_per_s", "map/<chunk>", "copy", "in_first",
-"in_repeat", "out_first", "out_repeat", "spread".
+"in_repeat", "out_first", "out_repeat", "spread"; and "noop_cpu", "noop_main_cpu", "pipelined_cpu": of one call, the
+client's and the workers' time on the cores.
 """
 
 from __future__ import annotations
@@ -64,11 +65,12 @@ def round_trips(peer: Peer, function: Callable[[], None], *, name: str, sizes: S
     """One call at a time: submit, wait, again."""
     count = _calls_in(lambda: peer.call(function), seconds=sizes.seconds_per_loop)
     samples: list[float] = []
+    cpu = _Cpu()
     for _ in range(count):
         begin = time.perf_counter()
         peer.call(function)
         samples.append(time.perf_counter() - begin)
-    return {name: samples}
+    return {name: samples, f"{name}_cpu": [cpu.used() / count]}
 
 
 def pipelined(peer: Peer, *, sizes: Sizes) -> Samples:
@@ -77,9 +79,11 @@ def pipelined(peer: Peer, *, sizes: Sizes) -> Samples:
     peer.gather([peer.submit(workloads.noop) for _ in range(200)])
     rate = 200 / (time.perf_counter() - begin)
     count = _clamp(rate * sizes.seconds_per_loop, low=200, high=10_000)
+    cpu = _Cpu()
     begin = time.perf_counter()
     peer.gather([peer.submit(workloads.noop) for _ in range(count)])
-    return {"pipelined_per_s": [count / (time.perf_counter() - begin)]}
+    elapsed = time.perf_counter() - begin
+    return {"pipelined_per_s": [count / elapsed], "pipelined_cpu": [cpu.used() / count]}
 
 
 def tiny_map(peer: Peer, *, tunes_chunks: bool, sizes: Sizes) -> Samples:
@@ -156,6 +160,19 @@ def spread(peer: Peer, *, workers: int, sizes: Sizes) -> Samples:
     _check(len({pid for pid, _ in results}) == workers, "two of the calls ran in one worker")
     _check(all(total == expected for _, total in results), "the array changed on its way")
     return {"spread": [elapsed]}
+
+
+class _Cpu:
+    """Seconds that this process and all below it have used of the cores since this was made."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def used(self) -> float:
+        return self._now() - self._before
+
+    def _now(self) -> float:
+        return processes.cpu_seconds([os.getpid(), *processes.descendants(os.getpid())])
 
 
 def _calls_in(call: Callable[[], object], *, seconds: float) -> int:

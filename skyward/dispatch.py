@@ -81,10 +81,10 @@ class Dispatch:
         seen: SeenArrays | None = None,
         failures: Failures | None = None,
     ) -> Future[Any]:
-        engine, options = self._engine, pending.options
+        engine, options, name = self._engine, pending.options, pending.name
         task_id = engine.next_id()
         args, kwargs, sources = take_inputs(pending.fn, pending.args, pending.kwargs)
-        refuse_gang_options(options, pending.name)
+        refuse_gang_options(options, name)
         future: Future[Any] = Future(
             lambda: engine.cancel(task_id),
             is_strict=is_strict,
@@ -96,16 +96,16 @@ class Dispatch:
         task: Task
         if sources or pending.fn.is_generator:
             _refuse_retries(pending, reads=bool(sources))
-            payload = self.packing.arguments(args, kwargs, pending.name, seen)
+            payload = self.packing.arguments(args, kwargs, name, seen)
             task = self._streaming(pending, future, payload, sources, kind, place)
         else:
             # What may be sent twice cannot stay in memory: nobody waits any more when it is sent again.
             may_stay = engine.leading.may_pull if leads and not (options.retries or options.retry_on) else None
-            payload = self.packing.arguments(args, kwargs, pending.name, seen, may_stay=may_stay)
-            function = self.packing.function(pending.fn, pending.name)
+            payload = self.packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
+            function = self.packing.function(pending.fn, name)
             task = (PulledTask if payload.stays else CallTask)(
                 id=task_id,
-                name=pending.name,
+                name=name,
                 head=TaskHead(function.digest, Mode.CALL, kind, 0, 0, *place),
                 function=function,
                 payload=payload,

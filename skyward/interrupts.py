@@ -109,11 +109,14 @@ def _call_noted() -> None:
 
 def waiting(wait: Callable[[float], bool], timeout_s: float) -> bool:
     """`wait(timeout_s)` within `hold`: it may be interrupted."""
+    global _depth
+    if _get_ident() != _main:
+        return wait(timeout_s)
     try:
         let_go()
         return wait(timeout_s)
     finally:
-        hold()
+        _depth += 1  # without a look at the handlers: the next `hold` sees what a handler installed meanwhile
 
 
 def wait_for(wait: Callable[[float | None], bool]) -> None:

@@ -96,6 +96,39 @@ def test_where_the_program_has_opened_every_file_only_calls_that_need_one_fail(t
     )
 
 
+def test_a_far_node_that_may_open_few_files_fails_the_call_that_needs_many_and_no_other() -> None:
+    run(
+        """
+        from tests.channels import Relayed
+
+        @sky.compute
+        def agent():
+            parent = os.getppid()  # the zygote, whose parent is the agent
+            with open(f"/proc/{parent}/stat") as file:
+                return int(file.read().rpartition(")")[2].split()[1])
+
+        @sky.compute
+        def totals(*arrays):
+            return sum(float(a.sum()) for a in arrays)
+
+        with sky.ComputePool(Relayed(), nodes=1, concurrency=1, logs=False, console=False) as p:
+            pid = agent() >> p
+            open_files = len(os.listdir(f"/proc/{pid}/fd"))
+            for count in (20, 60, 100):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_files + 80, open_files + 80))
+                arrays = [np.full(40_000, 1.0 + i + 1000 * count) for i in range(count)]
+                error = (totals(*arrays) > p).exception(timeout=30)
+                if count == 20:
+                    assert error is None, error
+                else:
+                    assert isinstance(error, sky.errors.PayloadNotLoadable), error
+                    assert "320000 bytes did not arrive" in str(error) and "ulimit -n" in str(error), error
+                assert (agent() >> p) == pid
+                assert [double(i) >> p for i in range(4)] == [0, 2, 4, 6]
+        """,
+    )
+
+
 # Memory -------------------------------------------------------------------------------------------------------------
 
 

@@ -165,7 +165,10 @@ class Placing:
         blob = self._blobs.get(digest)
         assert blob is not None  # tasks wait until their blobs are here
         body = digest + blob.size.to_bytes(8, "little") + bytes(8)
-        slot.channel.queue(Kind.BLOB, body=body, fd=blob.fd)
+        try:
+            slot.channel.queue(Kind.BLOB, body=body, fd=blob.fd)
+        except OSError:  # no descriptor is left: without it the call that needs the blob fails and says so
+            slot.channel.queue(Kind.BLOB, body=body)
 
     def send_to(self, slot: Slot, frame: Frame) -> None:
         slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)

@@ -82,6 +82,8 @@ class Fingerprint:
                 or function.__dict__
             ):
                 return False
+        if not self.cells:
+            return True
         try:
             return all(cell.cell_contents is value for cell, value in self.cells)
         except ValueError:  # a cell was emptied

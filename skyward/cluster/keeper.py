@@ -14,10 +14,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
 from ..machine import Machine
 
@@ -29,9 +30,9 @@ _REAP_LIMIT_S = 600.0
 _RESTART_PAUSE_S = 0.5
 _BOOT = """
 import sys
-sys.path[:] = sys.argv[2:]
+sys.path[:] = sys.argv[3:]
 from skyward.cluster.keeper_process import main
-main(int(sys.argv[1]))
+main(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 
@@ -139,16 +140,22 @@ class Keeper:
     def _start(self) -> None:
         if self._process is not None:
             _close_input(self._process)
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-s", "-c", _BOOT, str(os.getpid()), _PACKAGE_ROOT, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
-        for order in [*self._guarded.values(), *self._watched.values()]:
-            self._write(order)
+        with _file_in_memory() as first:  # whenever we die from here on, it has its orders
+            for order in [*self._guarded.values(), *self._watched.values()]:
+                first.write(json.dumps(order).encode() + b"\n")
+            first.flush()
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-S", "-E", "-s", "-c", _BOOT),
+                    *(str(os.getpid()), str(first.fileno()), _PACKAGE_ROOT, *sys.path),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[first.fileno()],
+                cwd="/",
+                start_new_session=True,
+            )
         with contextlib.suppress(RuntimeError):  # no more threads: the next order sees whether it lives
             threading.Thread(target=self._restart, args=(self._process,), name="skyward-keeper", daemon=True).start()
 
@@ -175,6 +182,12 @@ def _working_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:  # it was removed
         return "/"
+
+
+def _file_in_memory() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("skyward-keeper", os.MFD_CLOEXEC), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _close_input(process: subprocess.Popen[bytes]) -> None:

@@ -51,17 +51,22 @@ class _Keeper:
         self._rest = b""
         self._is_over = False
 
-    def run(self) -> None:
-        """Until the client dies, or says that its last pool is closed."""
+    def run(self, first: int) -> None:
+        """Until the client dies, or says that its last pool is closed. `first`: a file with the first orders."""
+        with open(first, "rb") as file:
+            file.seek(0)  # the writer's position is ours
+            for line in file:
+                self._obey(json.loads(line))
         next_at = 0.0
         while not self._is_over:
             wait_s = max(0.0, min(_LONGEST_WAIT_S, next_at - time.monotonic()))
             began = time.monotonic()
             ready = _poll([0, self._client_fd, *(node.fileno() for node in self._nodes.values())], wait_s)
             now = time.monotonic()
-            if 0 in ready:
+            has_died = self._client_fd in ready or (self._client_fd < 0 and os.getppid() != self._client)
+            if 0 in ready or has_died:  # its last order may have come between the looks at the two
                 self._read_orders()
-            if self._client_fd in ready or (self._client_fd < 0 and os.getppid() != self._client):
+            if has_died:
                 break
             self._read_nodes(ready, now)
             if now - began > wait_s + _PAUSE_S:
@@ -81,11 +86,12 @@ class _Keeper:
                 node.forgive(now)
 
     def _read_orders(self) -> None:
-        piece = os.read(0, 65536)
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        for line in lines:
-            self._obey(json.loads(line))
-        self._is_over = self._is_over or not piece
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(0, 65536):
+                *lines, self._rest = (self._rest + piece).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+            self._is_over = True
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order["op"]:
@@ -107,14 +113,14 @@ class _Keeper:
                 self._guarded.pop(order["name"], None)
 
 
-def main(client: int) -> None:
-    """Until the client dies, or says that its last pool is closed."""
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # a client that ignores it passes that on: no exit code would be known
+def main(client: int, first: int) -> None:
+    """Until the client dies, or says that its last pool is closed. `first`: a file with its first orders."""
+    # A client that ignores it passes that on: no exit code would be known.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    _Keeper(client).run()
+    os.set_blocking(0, False)
+    _Keeper(client).run(first)
 
 
 def _pidfd(pid: int) -> int:

@@ -6,7 +6,6 @@ A part of `DirectEngine` in a file of its own: everything here is called while i
 from __future__ import annotations
 
 import json
-from collections import deque
 from typing import TYPE_CHECKING
 
 from ..schedule.actions import Action, FailTask, Recall, Refuse, Send, StartGang
@@ -49,11 +48,9 @@ class Sending:
 
     def perform(self, actions: list[Action]) -> None:
         books = self._books
-        todo = deque(actions)
-        while todo:
-            action = todo.popleft()
+        for action in actions:  # which grows: what could not be sent makes room for others
             if isinstance(action, Send):
-                todo += self.send(books.tasks[action.task], action.node)
+                actions += self.send(books.tasks[action.task], action.node)
             elif isinstance(action, Recall):
                 books.tell(action.node, Kind.RECALL, action.task)
             elif isinstance(action, StartGang):

@@ -109,6 +109,8 @@ class Nodes:
         is_short = self._has_mean and mean_ns < SHORT_TASK_NS
         if not is_short and mean_ns >= _SHORT_ROUND_TRIPS * node.round_trip_ns:
             return 0
+        if not node.round_trip_ns:  # on this machine: asked three times for each call
+            return max(_LEAST_AHEAD, slots)
         on_the_way = slots * node.round_trip_ns / max(mean_ns, _LEAST_MEAN_NS)
         return min(max(_LEAST_AHEAD, slots) + math.ceil(on_the_way), max(_MOST_AHEAD, slots))
 

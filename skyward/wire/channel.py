@@ -19,6 +19,7 @@ _READ_SIZE = 64 * 1024
 """Bytes. Python allocates the buffer for each read; above 128 KiB malloc maps and unmaps it, which costs 12 us."""
 _FD_SPACE = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 _RECEIVE_FLAGS = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))  # macOS has no such flag; an int: enums are slow
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _BATCH_BYTES = 256 * 1024
 _BATCH_FRAMES = 64
 
@@ -35,7 +36,7 @@ def receive(sock: socket.socket, parser: FrameParser, flags: int = 0) -> list[Fr
         raise ChannelClosed(str(error)) from error
     if ancillary:
         parser.add_fds(_descriptors(ancillary))
-    if said & socket.MSG_CTRUNC:  # the kernel had no number for it: this process may open no more files
+    if said & _TRUNCATED:  # the kernel had no number for it: this process may open no more files
         parser.add_fds([-1])
     if not piece:
         raise ChannelClosed("end of stream")
