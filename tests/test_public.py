@@ -11,7 +11,10 @@ import pytest
 
 import skyward
 
-HEAVY = ("torch", "jax", "numpy", "boto3", "ray", "sklearn", "joblib", "pandas", "asyncio", "cloudpickle", "xxhash")
+HEAVY = (
+    *("torch", "jax", "numpy", "boto3", "ray", "sklearn", "joblib", "pandas"),
+    *("asyncio", "cloudpickle", "pathspec", "xxhash"),
+)
 
 
 def fresh(code: str) -> str:

@@ -1,4 +1,4 @@
-"""Rules of .gitignore: what of a folder does not travel."""
+"""Rules of .gitignore: files of a folder that do not travel. Patterns are translated by pathspec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TextIO
@@ -37,71 +37,41 @@ _EXCLUDES_FILE = re.compile(r"^\s*excludesfile\s*=\s*(\S.*)$", re.IGNORECASE | r
 
 
 @dataclass(frozen=True)
-class _Rule:
-    pattern: re.Pattern[str]
-    is_negated: bool
-    is_for_folders: bool
-
-
-@dataclass(frozen=True)
 class Rules:
-    """The rules of one file, for paths below its folder. Source: gitignore(5), "Pattern format"."""
+    """The rules of one file, for paths below its folder: each a pattern and whether it ignores what it matches."""
 
     folder: str
-    rules: tuple[_Rule, ...]
+    rules: tuple[tuple[re.Pattern[str], bool], ...]
 
     @classmethod
     def parse(cls, folder: str, lines: Iterable[str]) -> Rules:
-        return cls(folder, tuple(rule for line in lines if (rule := _parsed(line)) is not None))
+        return cls(folder, tuple(rule for line in lines for rule in _parse_line(line)))
 
     def verdict(self, path: str, *, is_folder: bool) -> bool | None:
         """True: ignored; False: not, whatever was said before; None: nothing is said of it. The last rule wins."""
-        relative = os.path.relpath(path, self.folder)
-        for rule in reversed(self.rules):
-            if (is_folder or not rule.is_for_folders) and rule.pattern.fullmatch(relative):
-                return not rule.is_negated
-        return None
+        relative = os.path.relpath(path, self.folder) + ("/" if is_folder else "")
+        return next((ignores for pattern, ignores in reversed(self.rules) if _names(pattern, relative)), None)
 
 
-def _parsed(line: str) -> _Rule | None:
-    text = line.rstrip("\r\n")
-    text = text if text.endswith("\\ ") else text.rstrip()
-    if not text or text.startswith("#"):
-        return None
-    is_negated = text.startswith("!")
-    text = text.removeprefix("!").removeprefix("\\")
-    is_for_folders = text.endswith("/")
-    text = text.rstrip("/")
-    if not text:
-        return None
-    # A slash at the start or in the middle ties it to the file's folder; without one it holds at any depth.
-    is_tied = "/" in text
-    expression = ("" if is_tied else "(?:.*/)?") + _expression(text.lstrip("/"))
+def _parse_line(line: str) -> Iterator[tuple[re.Pattern[str], bool]]:
+    # Only a pool whose code travels needs it, and a node, which may import this module, does not have it.
+    from pathspec import GitIgnoreSpec, RegexPattern
+
     try:
-        return _Rule(re.compile(expression), is_negated, is_for_folders)
-    except re.error:  # "[z-a]": git passes over it too
-        return None
+        patterns = GitIgnoreSpec.from_lines([line.rstrip("\r\n")]).patterns
+    except (ValueError, re.error):  # "[z-a]": git passes over such a line too
+        return
+    for pattern in patterns:
+        if isinstance(pattern, RegexPattern) and pattern.regex is not None and pattern.include is not None:
+            yield pattern.regex, pattern.include
 
 
-def _expression(text: str) -> str:
-    out = ""
-    i = 0
-    while i < len(text):
-        if text.startswith("**/", i) and (i == 0 or text[i - 1] == "/"):
-            out, i = out + "(?:.*/)?", i + 3
-        elif text[i:] == "**" and i and text[i - 1] == "/":
-            out, i = out + ".+", i + 2
-        elif text[i] == "*":
-            out, i = out + "[^/]*", i + 1
-        elif text[i] == "?":
-            out, i = out + "[^/]", i + 1
-        elif text[i] == "[" and (end := text.find("]", i + 2)) > 0:
-            inside = text[i + 1 : end].replace("\\", "\\\\")
-            out, i = out + "[" + ("^" + inside[1:] if inside[0] in "!^" else inside) + "]", end + 1
-        else:
-            step = 2 if text[i] == "\\" and i + 1 < len(text) else 1
-            out, i = out + re.escape(text[i + step - 1]), i + step
-    return out
+def _names(pattern: re.Pattern[str], relative: str) -> bool:
+    """Whether the pattern matches the path itself. pathspec also matches everything below a folder that is named, and
+    marks the folder's slash by a group; here a walk decides about folders, and may begin inside an ignored one.
+    """
+    matches = pattern.finditer(relative)
+    return any(match.lastindex is None or match.end(match.lastindex) == len(relative) for match in matches)
 
 
 def _rules_of(path: str) -> Rules:

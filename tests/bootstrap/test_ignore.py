@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,10 @@ RULES = (
     "/log.txt",
     "log.???",
     "*\n!src/\n!src/data/",
+    "*\n!*/\n!*.py",
+    "doc/**\n!doc/*/",
+    "data/\n!data/\n*.csv",
+    "log[z-a]*\nx/z",
 )
 
 
@@ -65,6 +70,21 @@ def test_what_git_ignores_is_ignored(tmp_path: Path, rules: str) -> None:
         if any(ours.verdict(str(tmp_path / step), is_folder=str(step) != path) for step in steps):
             found.append(path)
     assert found == asked.stdout.splitlines()
+
+
+def test_a_folder_below_an_ignored_one_has_only_the_rules_that_name_its_files(tmp_path: Path) -> None:
+    """Code in a folder that git ignores still travels when a program starts there."""
+    rules = Rules.parse(str(tmp_path), ["sandbox/", "/src/data", ".venv", "*.log"])
+    for path in ("sandbox/a.py", "src/data/a.py", ".venv/src/a.py", "../.venv/src/a.py"):
+        assert rules.verdict(str(tmp_path / path), is_folder=False) is None
+    assert rules.verdict(str(tmp_path / "sandbox" / "a.log"), is_folder=False)
+    assert rules.verdict(str(tmp_path / "sandbox" / "sandbox"), is_folder=True)
+
+
+def test_nothing_but_a_rule_that_is_read_loads_pathspec(tmp_path: Path) -> None:
+    """Nodes import the providers too, where a user's module names one, and do not have pathspec."""
+    code = "import sys, skyward as sky, skyward.bootstrap.code; sky.SSH, sky.AWS; print('pathspec' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_rules_that_git_keeps_elsewhere_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
