@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from .calls import CallOptions, PendingCompute
+from .calls import PendingCompute
+from .cluster.builder import PackedCall, Place
 from .cluster.engine import Engine
-from .cluster.gang import Gang
-from .cluster.nested import refuse_gang_options
 from .cluster.tasks import CallTask, PulledTask, ResultStream, Task
 from .errors import UsageError
 from .futures import Failures, Future
 from .packing import Packing, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
-from .wire.payloads import Encoded
 from .wire.seen import SeenArrays
-from .wire.tasks import Mode, TaskHead
+from .wire.tasks import CallKind, Mode
 
 __all__ = ["Dispatch"]
-
-_PLAIN, _BROADCAST, _GANG = range(3)
 
 
 class Dispatch:
     """Makes tasks for one pool. Thread-safe."""
 
-    def __init__(self, engine: Engine, default_timeout_s: float | None, failures: Failures | None = None) -> None:
+    def __init__(self, engine: Engine, failures: Failures | None = None) -> None:
         self._engine = engine
+        self._builder = engine.builder
         self.failures = failures
         self.packing = Packing()
-        self._default_timeout_s = default_timeout_s
 
     def close(self) -> None:
         self.packing.close()
@@ -57,7 +54,7 @@ class Dispatch:
         if pending.fn.launch.is_gang:
             return self._gang(pending, nodes=None, one_of=nodes, failures=failures)
         return self._call(
-            pending, kind=_PLAIN, nodes=nodes, is_strict=is_strict, leads=leads, seen=seen, failures=failures
+            pending, kind=CallKind.PLAIN, nodes=nodes, is_strict=is_strict, leads=leads, seen=seen, failures=failures
         )
 
     def on_each_node(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
@@ -65,7 +62,7 @@ class Dispatch:
         if pending.fn.launch.is_gang:
             return [self._gang(pending, nodes=nodes)]
         return [
-            self._call(pending, kind=_BROADCAST, nodes=(node,), place=(part, len(nodes), nodes[0]))
+            self._call(pending, kind=CallKind.BROADCAST, nodes=(node,), place=(part, len(nodes), nodes[0]))
             for part, node in enumerate(nodes)
         ]
 
@@ -73,18 +70,17 @@ class Dispatch:
         self,
         pending: PendingCompute[Any],
         *,
-        kind: int,
+        kind: CallKind,
         nodes: tuple[int, ...] | None,
-        place: tuple[int, int, int] = (0, 1, 0),
+        place: Place = (0, 1, 0),
         is_strict: bool = False,
         leads: bool = False,
         seen: SeenArrays | None = None,
         failures: Failures | None = None,
     ) -> Future[Any]:
-        engine, options, name = self._engine, pending.options, pending.name
+        engine, packing, options, name = self._engine, self.packing, pending.options, pending.name
         task_id = engine.next_id()
         args, kwargs, sources = take_inputs(pending.fn, pending.args, pending.kwargs)
-        refuse_gang_options(options, name)
         future: Future[Any] = Future(
             lambda: engine.cancel(task_id),
             is_strict=is_strict,
@@ -96,23 +92,16 @@ class Dispatch:
         task: Task
         if sources or pending.fn.is_generator:
             _refuse_retries(pending, reads=bool(sources))
-            payload = self.packing.arguments(args, kwargs, name, seen)
-            task = self._streaming(pending, future, payload, sources, kind, place)
+            payload = packing.arguments(args, kwargs, name, seen)
+            call = PackedCall(name, packing.function(pending.fn, name), payload, options)
+            task = self._streaming(pending, future, call, sources, kind, place)
         else:
             # What may be sent twice cannot stay in memory: nobody waits any more when it is sent again.
             may_stay = engine.leading.may_pull if leads and not (options.retries or options.retry_on) else None
-            payload = self.packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
-            function = self.packing.function(pending.fn, name)
-            task = (PulledTask if payload.stays else CallTask)(
-                id=task_id,
-                name=name,
-                head=TaskHead(function.digest, Mode.CALL, kind, 0, 0, *place),
-                function=function,
-                payload=payload,
-                options=options,
-                timeout_s=self._timeout_s(options),
-                future=future,
-            )
+            payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
+            call = PackedCall(name, packing.function(pending.fn, name), payload, options)
+            task_class = PulledTask if payload.stays else CallTask
+            task = self._builder.task(task_class, task_id, call, kind, place, future=future)
         if leads and not sources:
             engine.leading.submit(task, future, nodes)
         else:
@@ -123,10 +112,10 @@ class Dispatch:
         self,
         pending: PendingCompute[Any],
         future: Future[Any],
-        payload: Encoded,
+        call: PackedCall,
         sources: list[Iterator[Any]],
-        kind: int,
-        place: tuple[int, int, int],
+        kind: CallKind,
+        place: Place,
     ) -> Task:
         """A task that streams: in, from iterators among its arguments, or out, as a generator function, or both."""
         engine, task_id, is_generator = self._engine, future.call_id, pending.fn.is_generator
@@ -135,22 +124,12 @@ class Dispatch:
         feeds = tuple(
             InputFeed(engine, task_id, lane, source, self.packing.put, told) for lane, source in enumerate(sources)
         )
-        function = self.packing.function(pending.fn, pending.name)
-        mode, window = (Mode.STREAM, WINDOW) if is_generator else (Mode.CALL, 0)
-        common: dict[str, Any] = {
-            "id": task_id,
-            "name": pending.name,
-            "head": TaskHead(function.digest, mode, kind, len(sources), window, *place),
-            "function": function,
-            "payload": payload,
-            "options": pending.options,
-            "timeout_s": self._timeout_s(pending.options),
-            "may_move": False,
-            "feeds": feeds,
-        }
+        make = partial(
+            self._builder.task, task_id=task_id, call=call, kind=kind, place=place, inputs=len(feeds), feeds=feeds
+        )
         if not is_generator:
             future.add_done_callback(lambda _: stop_feeds(feeds))
-            return FedCallTask(future=future, **common)
+            return make(FedCallTask, future=future, may_move=False)
         stream: ResultStream[Any] = ResultStream(
             lambda count: engine.streams.grant(task_id, count),
             lambda: _close(engine.streams.close, task_id, feeds),
@@ -158,7 +137,7 @@ class Dispatch:
             WINDOW,
         )
         future.settle(stream)
-        return FedStreamTask(stream=weakref.ref(stream), **common)
+        return make(FedStreamTask, mode=Mode.STREAM, window=WINDOW, stream=weakref.ref(stream), may_move=False)
 
     def _gang(
         self,
@@ -168,40 +147,18 @@ class Dispatch:
         one_of: tuple[int, ...] | None = None,
         failures: Failures | None = None,
     ) -> Future[Any]:
-        engine, launch = self._engine, pending.fn.launch
+        packing, launch, name = self.packing, pending.fn.launch, pending.name
         if pending.fn.is_generator:
             raise UsageError(
-                f"{pending.name!r} is a generator function under an integration: ranks return values, they do not "
+                f"{name!r} is a generator function under an integration: ranks return values, they do not "
                 "stream; return the result, or print progress"
             )
-        gang_id = engine.next_id()
-        function = self.packing.function(pending.fn, pending.name)
-        options = pending.options
-        if options.timeout_s is None:
-            options = CallOptions(**{**_fields(options), "timeout_s": self._default_timeout_s})
-        gang = Gang(
-            id=gang_id,
-            name=pending.name,
-            launch=launch,
-            launch_bytes=packed_launch(launch),
-            function=function,
-            payload=self.packing.arguments(pending.args, pending.kwargs, pending.name),
-            head=TaskHead(function.digest, Mode.CALL, _GANG, 0, 0),
-            options=options,
-            nodes=nodes,
-            one_of=one_of,
-            ranks_per_node=engine.nodes.ranks_per_node(launch),
-            future=Future(lambda: engine.cancel_gang(gang_id)),
-            retries_left=options.retries,
-            restarts_left=options.max_restarts,
-        )
-        gang.future.call_id = gang_id
+        function = packing.function(pending.fn, name)
+        call = PackedCall(name, function, packing.arguments(pending.args, pending.kwargs, name), pending.options)
+        gang = self._builder.gang(call, launch, packed_launch(launch), nodes=nodes, one_of=one_of)
         gang.future.failures = failures
-        engine.submit_gang(gang)
+        self._engine.submit_gang(gang)
         return gang.future
-
-    def _timeout_s(self, options: CallOptions) -> float | None:
-        return self._default_timeout_s if options.timeout_s is None else options.timeout_s
 
 
 def _close(close_stream: Callable[[int], None], task: int, feeds: tuple[InputFeed, ...]) -> None:
@@ -221,7 +178,3 @@ def _refuse_retries(pending: PendingCompute[Any], *, reads: bool) -> None:
         f"retries: {pending.name!r} is a generator function; what it has yielded cannot be taken back: "
         "use retries=0, and call it again from where it stopped"
     )
-
-
-def _fields(options: CallOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in CallOptions.__dataclass_fields__}

@@ -21,9 +21,6 @@ from .wire.seen import SeenArrays
 
 __all__ = ["Packing", "packed_initializer", "packed_launch"]
 
-_LAUNCH_LIMIT = 64 * 1024
-"""Bytes: an order to fork is one packet."""
-
 
 class Packing:
     """Packs for one pool, and remembers what it packed. Thread-safe."""
@@ -96,21 +93,14 @@ def _advice(value: object) -> str:
 
 
 def packed_launch(launch: Launch) -> bytes:
-    """Raises ArgumentNotPicklable, UsageError."""
+    """Raises ArgumentNotPicklable."""
     try:
-        data = pickle.dumps(launch)
+        return pickle.dumps(launch)
     except Exception as error:
         names = ", ".join(i.name for i in launch.integrations)
         raise ArgumentNotPicklable(
             f"the options of the integration ({names}) cannot be sent: {type(error).__name__}: {error}"
         ) from error
-    if len(data) > _LAUNCH_LIMIT:
-        names = ", ".join(i.name for i in launch.integrations)
-        raise UsageError(
-            f"the options of the integration ({names}) are {len(data)} bytes; the limit is {_LAUNCH_LIMIT}. "
-            "Pass large things as arguments of the function"
-        )
-    return data
 
 
 def packed_initializer(initializer: tuple[Callable[..., object], tuple[Any, ...]] | None) -> bytes | None:

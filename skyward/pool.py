@@ -402,7 +402,7 @@ class ComputePool(Calls):
                 engine.nodes.ask_usage(_USAGE_S)
             self._announcer.emit(PoolReady(pool=self._name, seconds=time.monotonic() - self._began_at))
             self._oversights = Oversights()
-            self._dispatch = Dispatch(engine, self._default_timeout_s, self._oversights.failures)
+            self._dispatch = Dispatch(engine, self._oversights.failures)
         if self._ended_by is not None:  # in the last moment
             self.close(cancel=True)
             raise self._ended_by

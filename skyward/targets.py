@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from .calls import ComputeFunction, PendingCompute, PendingComputeGroup, as_compute, pending_of
+from .cluster.builder import refuse_gang_options
 from .cluster.engine import Engine
-from .cluster.nested import refuse_gang_options
 from .cluster.tasks import SendAgain
 from .dispatch import Dispatch
 from .errors import UsageError

@@ -21,7 +21,7 @@ from ..topology import Rank
 from ..wire.channel import Channel
 from ..wire.ends import CAN_STRIPE
 from ..wire.frames import PROTOCOL_VERSION, QUIET, Frame, Kind
-from ..wire.tasks import CALL_KINDS, TASK_KIND_AT, NodeConfig, RankOrder
+from ..wire.tasks import TASK_KIND_AT, CallKind, NodeConfig, RankOrder
 from .blobs import NodeBlobs
 from .facts import node_facts
 from .loop import Loop
@@ -47,7 +47,6 @@ _RANK_ENDS_S = 5.0
 _OF_RANKS = "skyward.slot.worker"
 """What a zygote has imported anyway. It stands in the preload lists of ranks, so that slots have other zygotes."""
 _FINAL = (Kind.RESULT, Kind.ERROR)
-_GANG = CALL_KINDS.index("gang")
 
 
 class Agent:
@@ -211,7 +210,7 @@ class Agent:
     # Tasks ----------------------------------------------------------------------------------------------------------
 
     def _on_task(self, frame: Frame) -> None:
-        if frame.body[TASK_KIND_AT] == _GANG and frame.ident not in self._placing.ranks:
+        if frame.body[TASK_KIND_AT] == CallKind.GANG and frame.ident not in self._placing.ranks:
             # Its process has died, or was never made. A plain slot would run it as something else.
             self._send_lost(frame.ident, self._failed_ranks.pop(frame.ident, self._lost(frame.ident, None, 1)))
             return

@@ -27,6 +27,7 @@ from ..wire.frames import Kind
 from .arrivals import Arrivals
 from .asking import Asking
 from .books import Books
+from .builder import TaskBuilder
 from .faults import Faults
 from .gang import Gang, RankTask
 from .gangs import Gangs
@@ -78,7 +79,8 @@ class DirectEngine:
         self.width = Width(self.books)
         self.streams = OpenStreams(self)
         self.asking = Asking(self.books)
-        self.nested = NestedCalls(self, default_timeout_s)
+        self.builder = TaskBuilder(self.next_id, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s)
+        self.nested = NestedCalls(self, self.builder)
 
     # Life -----------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ..futures import Future
 from ..launch import Launch
 from ..machine import Machine, Machines
 from ..wire.payloads import Encoded
+from .builder import TaskBuilder
 from .gang import Gang
 from .tasks import Task
 from .telling import TaskCounts
@@ -117,6 +118,8 @@ class Engine(Protocol):
     def streams(self) -> Streams: ...
     @property
     def asking(self) -> Questions: ...
+    @property
+    def builder(self) -> TaskBuilder: ...
 
     # Life -----------------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..calls import CallOptions
 from ..errors import InternalError, SkywardError, UsageError
-from ..futures import Future
-from ..launch import Launch
 from ..outlet import notify
 from ..schedule.actions import Refuse
 from ..wire.blobs import Blob, blob_digest, content_digest
@@ -28,7 +25,8 @@ from ..wire.frames import Frame, Kind
 from ..wire.layout import HEAD, PICKLE_IS_BLOB, REFERENCE
 from ..wire.nested import NestedCall, Outcome, message_of, packed, payload_in
 from ..wire.payloads import Encoded
-from ..wire.tasks import CALL_KINDS, Mode, TaskHead
+from ..wire.tasks import CallKind
+from .builder import PackedCall, TaskBuilder
 from .gang import Gang, RankTask
 from .tasks import Received, Task, TaskFailure, WireFunction, cannot_send
 from .threads import in_words
@@ -36,12 +34,9 @@ from .threads import in_words
 if TYPE_CHECKING:
     from .direct import DirectEngine
 
-__all__ = ["NestedCalls", "refuse_gang_options"]
+__all__ = ["NestedCalls"]
 
-_GANG = CALL_KINDS.index("gang")
 _JOIN_S = 5.0
-_LAUNCH_LIMIT = 64 * 1024
-"""Bytes: an order to fork is one packet."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -78,10 +73,10 @@ class _NestedTask(Task):
 class NestedCalls:
     """Those that are open."""
 
-    def __init__(self, engine: DirectEngine, default_timeout_s: float | None) -> None:
+    def __init__(self, engine: DirectEngine, builder: TaskBuilder) -> None:
         self._engine = engine
+        self._builder = builder
         self._books = engine.books
-        self._default_timeout_s = default_timeout_s
         self._calls: dict[int, _Call] = {}
         self._by_parent: dict[int, dict[int, None]] = {}
         """In the order of the calls."""
@@ -196,7 +191,14 @@ class NestedCalls:
     def _begin(self, call: _Call, body: bytes, blobs: Mapping[bytes, Blob]) -> None:
         try:
             asked = NestedCall(*message_of(body, blobs))
-            submit = self._gang_of(call, asked, blobs) if asked.kind == _GANG else self._task_of(call, asked, blobs)
+            packed_call = PackedCall(
+                asked.name,
+                WireFunction(content_digest(asked.function), payload_in(asked.function, blobs)),
+                payload_in(asked.arguments, blobs),
+                pickle.loads(asked.options),
+            )
+            make = self._gang_of if asked.kind == CallKind.GANG else self._task_of
+            submit = make(call, asked, packed_call)
             with self._books:
                 if self._adopt(call, asked.parent):
                     submit()
@@ -217,19 +219,14 @@ class NestedCalls:
         self._by_parent.setdefault(parent, {})[call.number] = None
         return True
 
-    def _task_of(self, call: _Call, asked: NestedCall, blobs: Mapping[bytes, Blob]) -> Callable[[], None]:
+    def _task_of(self, call: _Call, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
         engine = self._engine
-        options: CallOptions = pickle.loads(asked.options)
-        refuse_gang_options(options, asked.name)
-        function = _function_of(asked, blobs)
-        task = _NestedTask(
-            id=engine.next_id(),
-            name=asked.name,
-            head=TaskHead(function.digest, Mode.CALL, asked.kind, 0, 0, asked.part, asked.parts, asked.first_node),
-            function=function,
-            payload=payload_in(asked.arguments, blobs),
-            options=options,
-            timeout_s=self._default_timeout_s if options.timeout_s is None else options.timeout_s,
+        task = self._builder.task(
+            _NestedTask,
+            self._builder.next_id(),
+            packed_call,
+            asked.kind,
+            (asked.part, asked.parts, asked.first_node),
             call_number=call.number,
             told=self._told,
         )
@@ -240,35 +237,14 @@ class NestedCalls:
 
         return submit
 
-    def _gang_of(self, call: _Call, asked: NestedCall, blobs: Mapping[bytes, Blob]) -> Callable[[], None]:
+    def _gang_of(self, call: _Call, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
         engine = self._engine
-        options: CallOptions = pickle.loads(asked.options)
-        if len(asked.launch) > _LAUNCH_LIMIT:
-            raise UsageError(
-                f"the options of the integration of {asked.name!r} are {len(asked.launch)} bytes; the limit is "
-                f"{_LAUNCH_LIMIT}. Pass large things as arguments of the function"
-            )
-        launch: Launch = pickle.loads(asked.launch)
-        if options.timeout_s is None and self._default_timeout_s is not None:
-            fields = {name: getattr(options, name) for name in CallOptions.__dataclass_fields__}
-            options = CallOptions(**{**fields, "timeout_s": self._default_timeout_s})
-        function = _function_of(asked, blobs)
-        gang_id = engine.next_id()
-        gang = Gang(
-            id=gang_id,
-            name=asked.name,
-            launch=launch,
-            launch_bytes=asked.launch,
-            function=function,
-            payload=payload_in(asked.arguments, blobs),
-            head=TaskHead(function.digest, Mode.CALL, _GANG, 0, 0),
-            options=options,
+        gang = self._builder.gang(
+            packed_call,
+            pickle.loads(asked.launch),
+            asked.launch,
             nodes=asked.nodes if asked.is_on_all else None,
             one_of=None if asked.is_on_all else asked.nodes,
-            ranks_per_node=engine.nodes.ranks_per_node(launch),
-            future=Future(lambda: engine.cancel_gang(gang_id)),
-            retries_left=options.retries,
-            restarts_left=options.max_restarts,
             is_nested=True,
         )
 
@@ -277,7 +253,7 @@ class NestedCalls:
                 self._told(call.number, "gang", gang)
 
         def submit() -> None:
-            call.child, call.is_gang = gang_id, True
+            call.child, call.is_gang = gang.id, True
             gang.parent = self._holder(call.parent)
             gang.future.add_done_callback(ended)
             engine.gangs.submit(gang)
@@ -305,10 +281,6 @@ class NestedCalls:
             call = self._take(number)
             if call is not None and self._books.is_open:
                 self._reply(call, message)
-
-
-def _function_of(asked: NestedCall, blobs: Mapping[bytes, Blob]) -> WireFunction:
-    return WireFunction(content_digest(asked.function), payload_in(asked.function, blobs))
 
 
 def _message(what: str, came: Any) -> Encoded:
@@ -355,13 +327,3 @@ def _named(blob: Blob) -> Blob:
         return Blob.snapshot(memoryview(blob.map()))
     with memoryview(blob.map()) as view:
         return Blob(blob_digest(view), blob.size, os.dup(blob.fd))
-
-
-def refuse_gang_options(options: CallOptions, name: str) -> None:
-    """Raise UsageError if a plain call has options that only ranks can have."""
-    for field in ("max_restarts", "hang_timeout_s"):
-        if getattr(options, field):
-            raise UsageError(
-                f"{field}: {name!r} is under no integration, so it has no ranks; for a plain call there are "
-                "retries=, retry_on= and timeout_s="
-            )

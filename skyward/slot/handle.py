@@ -11,15 +11,13 @@ from ..errors import PoolClosed, UsageError
 from ..futures import Future
 from ..operands import TargetOperators
 from ..waiting import joined, streamed, value_of, values_of
-from ..wire.tasks import CALL_KINDS
+from ..wire.tasks import CallKind
 from .nested import Caller, caller_of
 from .runtime import current_call
 
 __all__ = ["TargetHandle"]
 
 T = TypeVar("T")
-
-_PLAIN, _BROADCAST, _GANG = (CALL_KINDS.index(kind) for kind in ("plain", "broadcast", "gang"))
 
 
 class TargetHandle(TargetOperators):
@@ -83,10 +81,10 @@ class TargetHandle(TargetOperators):
             return there.broadcast(pending)
         _refuse_streams(pending)
         if pending.fn.launch.is_gang:
-            (future,) = there.submit(pending, [{"kind": _GANG, "nodes": self._nodes, "is_on_all": True}])
+            (future,) = there.submit(pending, [{"kind": int(CallKind.GANG), "nodes": self._nodes, "is_on_all": True}])
             values: list[T] = value_of(future)
             return values
-        shared = {"kind": _BROADCAST, "parts": len(self._nodes), "first_node": self._nodes[0]}
+        shared = {"kind": int(CallKind.BROADCAST), "parts": len(self._nodes), "first_node": self._nodes[0]}
         where = [{**shared, "nodes": (node,), "part": part} for part, node in enumerate(self._nodes)]
         return values_of(there.submit(pending, where))
 
@@ -114,7 +112,7 @@ class TargetHandle(TargetOperators):
 
     def _submit(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
         _refuse_streams(pending)
-        kind = _GANG if pending.fn.launch.is_gang else _PLAIN
+        kind = int(CallKind.GANG if pending.fn.launch.is_gang else CallKind.PLAIN)
         (future,) = caller.submit(pending, [{"kind": kind, "nodes": None if self._is_whole else self._nodes}])
         return future
 

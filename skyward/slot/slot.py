@@ -13,7 +13,7 @@ from ..topology import InstanceInfo, NetworkInfo, Rank
 from ..wire.blobs import Blob
 from ..wire.frames import Frame, Kind
 from ..wire.layout import references
-from ..wire.tasks import CALL_KINDS, Topology, unpack_task
+from ..wire.tasks import CallKind, Topology, unpack_task
 from . import answers, nested
 from .execute import Cancelled, Inbox, TaskRun
 from .functions import Functions
@@ -97,7 +97,7 @@ class Slot:
         if info is None:
             info = self._infos[lane] = _info(topology, config, lane)
         head = unpack_task(frame.body)
-        if CALL_KINDS[head.kind] == "broadcast":
+        if head.kind == CallKind.BROADCAST:
             address = topology.peers[head.first_node].private_ip
             info = replace(info, part=head.part, parts=head.parts, head_addr=address)
         return Call(frame.ident, info, config.rank, config.agent)

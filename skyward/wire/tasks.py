@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 from ..topology import AcceleratorInfo, Peer, Rank
 
 __all__ = [
-    "CALL_KINDS",
     "TASK_HEAD",
     "TASK_KIND_AT",
+    "CallKind",
     "InputStream",
     "Mode",
     "NodeConfig",
@@ -33,7 +33,12 @@ __all__ = [
 TASK_HEAD = struct.Struct("<16sBBHIHHH")
 TASK_KIND_AT = 17
 """Offset of the call kind in the body."""
-CALL_KINDS: tuple[Literal["plain", "broadcast", "gang"], ...] = ("plain", "broadcast", "gang")
+
+
+class CallKind(IntEnum):
+    PLAIN = 0
+    BROADCAST = 1
+    GANG = 2
 
 
 class Mode(IntEnum):

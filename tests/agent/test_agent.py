@@ -30,7 +30,7 @@ from skyward.wire.blobs import Blob
 from skyward.wire.channel import Channel
 from skyward.wire.frames import Frame, Kind
 from skyward.wire.payloads import encode
-from skyward.wire.tasks import CALL_KINDS, NodeConfig, RankOrder, TaskHead, pack_task
+from skyward.wire.tasks import CallKind, NodeConfig, RankOrder, TaskHead, pack_task
 
 FUNCTION = b"f" * 16
 RANK = Rank(
@@ -93,8 +93,8 @@ def agent(tmp_path: Path) -> Iterator[Any]:
         yield made
 
 
-def task(ident: int, kind: str, payload: bytes) -> Frame:
-    head = TaskHead(FUNCTION, 0, CALL_KINDS.index(kind), 0, 0)
+def task(ident: int, kind: CallKind, payload: bytes) -> Frame:
+    head = TaskHead(FUNCTION, 0, kind, 0, 0)
     return Frame(Kind.TASK, 0, 0, ident, pack_task(head, payload))
 
 
@@ -105,7 +105,7 @@ def test_the_task_of_a_rank_that_could_not_be_made_is_lost_and_runs_nowhere(
     agent._placing.slots.append(slot)
     agent._on_rank(Frame(Kind.RANK, 0, 1, 7, pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))))
     assert "cannot start a process" in capfd.readouterr().err
-    agent._on_task(task(7, "gang", encode(((), {}), lambda data: pytest.fail("a blob")).body))
+    agent._on_task(task(7, CallKind.GANG, encode(((), {}), lambda data: pytest.fail("a blob")).body))
     (lost,) = agent._client.heard
     assert (lost.kind, lost.ident) == (Kind.LOST, 7)
     assert json.loads(lost.body)["started"] is False
@@ -119,7 +119,7 @@ def test_a_rank_without_descriptors_left_costs_its_gang_and_not_the_node(agent: 
     order = pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))
     with few_files(0):
         agent._on_rank(Frame(Kind.RANK, 0, 1, 7, order))
-    agent._on_task(task(7, "gang", encode(((), {}), lambda data: pytest.fail("a blob")).body))
+    agent._on_task(task(7, CallKind.GANG, encode(((), {}), lambda data: pytest.fail("a blob")).body))
     (lost,) = agent._client.heard
     assert (lost.kind, lost.ident) == (Kind.LOST, 7)
     assert "Too many open files" in json.loads(lost.body)["why"]
@@ -155,7 +155,7 @@ def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: 
     slot.running[1] = None
     agent._placing.slots.append(slot)
     payload = encode(((b"x" * 1_000_000,), {}), put).body
-    agent._on_task(task(2, "plain", payload))
+    agent._on_task(task(2, CallKind.PLAIN, payload))
     arrives()
     agent._placing.drop_blob(Frame(Kind.DROP_BLOB, 0, 0, 0, blobs[0].digest))
     del slot.running[1]

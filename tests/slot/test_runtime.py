@@ -16,7 +16,7 @@ from skyward.slot.runtime import Call, current_call, current_rank, enter_call, o
 from skyward.slot.slot import Slot, SlotConfig
 from skyward.topology import InstanceInfo, Peer
 from skyward.wire.frames import Frame, Kind
-from skyward.wire.tasks import CALL_KINDS, Mode, TaskHead, Topology, pack_task
+from skyward.wire.tasks import CallKind, Mode, TaskHead, Topology, pack_task
 
 INFO = InstanceInfo(
     node=1,
@@ -121,8 +121,8 @@ def test_the_address_of_the_head_is_that_of_the_first_node_of_a_broadcast() -> N
         slot = Slot(Link(ours), SlotConfig(number=0, token=b""), None)
         slot.keep(Frame(Kind.SLOT_CONFIG, 0, 0, 0, pickle.dumps(topology)))
         heads = {}
-        for kind, place in (("plain", (0, 1, 0)), ("broadcast", (1, 2, 3))):
-            head = TaskHead(bytes(16), Mode.CALL, CALL_KINDS.index(kind), 0, 0, *place)
+        for kind, place in ((CallKind.PLAIN, (0, 1, 0)), (CallKind.BROADCAST, (1, 2, 3))):
+            head = TaskHead(bytes(16), Mode.CALL, kind, 0, 0, *place)
             heads[kind] = slot.call(Frame(Kind.TASK, 0, 0, 1, pack_task(head, b"")), 0).info
-    assert (heads["plain"].head_addr, heads["plain"].is_head) == ("10.0.0.0", True)
-    assert (heads["broadcast"].head_addr, heads["broadcast"].is_head) == ("10.0.0.3", False)
+    assert (heads[CallKind.PLAIN].head_addr, heads[CallKind.PLAIN].is_head) == ("10.0.0.0", True)
+    assert (heads[CallKind.BROADCAST].head_addr, heads[CallKind.BROADCAST].is_head) == ("10.0.0.3", False)
