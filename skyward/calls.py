@@ -14,11 +14,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future as StdFuture
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from math import inf
-from numbers import Real
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, get_origin, overload
 
+from .bounds import is_positive
 from .errors import NoActivePool, UsageError
 from .launch import Launch
 from .signatures import check_arguments, innermost, name_of
@@ -79,7 +78,7 @@ class CallOptions:
 
     def __post_init__(self) -> None:
         for field_name, seconds in (("timeout_s", self.timeout_s), ("hang_timeout_s", self.hang_timeout_s)):
-            if seconds is not None and not is_seconds(seconds):
+            if seconds is not None and not is_positive(seconds):
                 raise UsageError(f"{field_name}: {seconds!r}; it is a number of seconds > 0, or None for no limit")
         for field_name, count in (("retries", self.retries), ("max_restarts", self.max_restarts)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -90,13 +89,6 @@ class CallOptions:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise UsageError(f"retry_on: {kind!r} is not an exception class; give one, or a tuple of them")
         object.__setattr__(self, "retry_on", kinds)
-
-
-def is_seconds(value: object, *, or_zero: bool = False) -> bool:
-    """Whether it is a finite number > 0."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return False
-    return 0 < float(value) < inf or (or_zero and value == 0)
 
 
 _ALIASES = {"timeout": "timeout_s"}

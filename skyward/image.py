@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
+from .bounds import is_positive
 from .errors import UsageError
 from .frozenmap import FrozenMap
 from .secret import MASK, Secret, masking
@@ -199,7 +199,7 @@ def _python(field: str, value: object) -> str:
 
 
 def _seconds(field: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not is_positive(value):
         _refuse(field, value, "a number of seconds above 0")
     return float(value)
 

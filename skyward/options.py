@@ -9,7 +9,7 @@ from typing import Any
 
 from .accelerators import Accelerator
 from .allocation import validate_allocation
-from .calls import is_seconds
+from .bounds import is_positive
 from .errors import UsageError
 from .image import Image
 from .spellings import advice, foreign
@@ -67,7 +67,7 @@ def check_options(options: Mapping[str, Any]) -> None:
             legal = ", ".join(map(repr, choices))
             raise UsageError(f"{field}: {options[field]!r}; it is one of {legal}", field=field)
     for field, unit in _ABOVE_ZERO.items():
-        if options[field] is not None and not is_seconds(options[field]):
+        if options[field] is not None and not is_positive(options[field]):
             raise UsageError(f"{field}: {options[field]!r}; it is a number of {unit} > 0", field=field)
     for field, (is_legal, legal) in _RULES.items():
         if not is_legal(options[field]):
@@ -103,7 +103,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: v is None or isinstance(v, str | Accelerator),
         "; it is one name, or one value of sky.accelerators",
     ),
-    "cancel_grace_s": (lambda v: is_seconds(v, or_zero=True), "; it is a number of seconds >= 0"),
+    "cancel_grace_s": (lambda v: is_positive(v, or_zero=True), "; it is a number of seconds >= 0"),
     "preload": (_are_names, "; it is a list of names of modules"),
     "name": (
         lambda v: v is None or (isinstance(v, str) and is_pool_name(v)),

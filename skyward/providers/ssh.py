@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..bootstrap.cache import Cleared, clear_cache
+from ..bounds import is_positive
 from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
 from ..events import Emit
 from ..image import Image
@@ -106,9 +107,8 @@ class SSH:
     def __post_init__(self) -> None:
         if isinstance(self.hosts, str | Mapping) or not self.hosts:
             raise UsageError(f'SSH.hosts: {self.hosts!r}; it is a list of hosts, such as ["gpu1", "me@10.0.0.2:2222"]')
-        lease_s = self.lease_s
-        if isinstance(lease_s, bool) or not isinstance(lease_s, int | float) or not 0 < lease_s < math.inf:
-            raise UsageError(f"SSH.lease_s: {lease_s!r}; it is a number of seconds > 0")
+        if not is_positive(self.lease_s):
+            raise UsageError(f"SSH.lease_s: {self.lease_s!r}; it is a number of seconds > 0")
         if self.transport not in (None, "openssh", "paramiko"):
             raise UsageError(f'SSH.transport: {self.transport!r}; it is "openssh", "paramiko" or None')
         hosts = tuple(_host(host) for host in self.hosts)

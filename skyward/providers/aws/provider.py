@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ...calls import is_seconds
+from ...bounds import is_positive
 from ...errors import UsageError
 from ...frozenmap import FrozenMap
 from ...signatures import checked_options
@@ -129,9 +129,9 @@ class AWS(CloudProvider):
     def _check_numbers(self) -> None:
         if isinstance(self.disk_gib, bool) or not isinstance(self.disk_gib, int) or not 8 <= self.disk_gib <= 16384:
             raise UsageError(f"AWS.disk_gib: {self.disk_gib!r}; it is a whole number of GiB from 8 to 16384")
-        if self.max_price is not None and not is_seconds(self.max_price):
+        if self.max_price is not None and not is_positive(self.max_price):
             raise UsageError(f"AWS.max_price: {self.max_price!r}; it is a number of USD per hour > 0")
-        if not is_seconds(self.lease_s) or self.lease_s < 60:
+        if not is_positive(self.lease_s) or self.lease_s < 60:
             raise UsageError(f"AWS.lease_s: {self.lease_s!r}; it is a number of seconds >= 60")
 
     def _check_cidr(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from ...calls import is_seconds
+from ...bounds import is_positive
 from ...errors import ArgumentNotPicklable, NodeError, PoolClosed, UsageError
 from ...signatures import checked_options
 from .dispatcher import Dispatcher, Job, Outcome, warm_up_of
@@ -76,9 +76,9 @@ class AdaptiveCompute:
         chance: random.Random | None = None,
     ) -> None:
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
-            if not (is_seconds(beta, or_zero=True) and beta < 1):
+            if not (is_positive(beta, or_zero=True) and beta < 1):
                 raise UsageError(f"{name}: {beta!r}; it is a number >= 0 and < 1")
-        if not is_seconds(softmax_temperature, or_zero=True):
+        if not is_positive(softmax_temperature, or_zero=True):
             raise UsageError(f"softmax_temperature: {softmax_temperature!r}; it is a number of seconds >= 0")
         _check_seconds("initial_latency", initial_latency)
         _check_seconds("backpressure_threshold", backpressure_threshold)
@@ -458,5 +458,5 @@ def _submit(member: Member, job: Job) -> Future[Outcome]:
 
 
 def _check_seconds(name: str, value: object) -> None:
-    if not is_seconds(value):
+    if not is_positive(value):
         raise UsageError(f"{name}: {value!r}; it is a number of seconds > 0")

@@ -9,7 +9,8 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ....calls import PendingCompute, is_seconds
+from ....bounds import is_positive
+from ....calls import PendingCompute
 from ....errors import InternalError, NodeError, TaskTimeout, UsageError
 from ..dispatcher import Job, Outcome
 from ..pipeline import Lane
@@ -49,7 +50,7 @@ class PoolDispatcher:
     shares_memory = False
 
     def __init__(self, target: Target, *, name: str | None = None, start_s: float = 60.0) -> None:
-        if not is_seconds(start_s, or_zero=True):
+        if not is_positive(start_s, or_zero=True):
             raise UsageError(f"start_s: {start_s!r}; it is a number of seconds >= 0")
         self.target = target
         self.name = name or _name_of(target)
