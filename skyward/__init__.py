@@ -17,36 +17,7 @@ from types import ModuleType as _ModuleType
 
 from ._lazy import lazy_names as _lazy_names
 
-_MODULES = {
-    "_version": ("__version__",),
-    "accelerators": ("Accelerator",),
-    "allocation": ("AllocationStrategy",),
-    "futures": ("Future",),
-    "calls": (
-        "CallOptions",
-        "ComputeFunction",
-        "PendingCompute",
-        "PendingComputeGroup",
-        "compute",
-        "gather",
-    ),
-    "image": ("DEFAULT_IMAGE", "Image"),
-    "logs": ("LogFiles",),
-    "machine": ("LogLine",),
-    "output": ("silent", "stderr", "stdout"),
-    "pool": ("ComputePool",),
-    "providers.aws": ("AWS",),
-    "providers.local": ("Local",),
-    "providers.ssh": ("SSH", "SSHHost"),
-    "secret": ("Secret",),
-    "slot.runtime": ("instance_info", "is_head", "once"),
-    "slot.sharding": ("shard",),
-    "targets": ("NodeTarget",),
-    "topology": ("InstanceInfo",),
-}
-_SUBMODULES = ("accelerators", "errors", "events", "integrations", "training")
-
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, _SUBMODULES)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)
 
 
 class _Target(_ModuleType):

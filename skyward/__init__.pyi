@@ -1,4 +1,4 @@
-"""What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
+"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
 
 from . import accelerators as accelerators
 from . import errors as errors
@@ -35,39 +35,4 @@ from .slot.sharding import shard as shard
 from .targets import NodeTarget as NodeTarget
 from .topology import InstanceInfo as InstanceInfo
 
-__all__ = [
-    "AWS",
-    "Accelerator",
-    "AllocationStrategy",
-    "CallOptions",
-    "ComputeFunction",
-    "ComputePool",
-    "DEFAULT_IMAGE",
-    "Future",
-    "Image",
-    "InstanceInfo",
-    "Local",
-    "LogFiles",
-    "LogLine",
-    "NodeTarget",
-    "PendingCompute",
-    "PendingComputeGroup",
-    "SSH",
-    "SSHHost",
-    "Secret",
-    "__version__",
-    "accelerators",
-    "compute",
-    "errors",
-    "events",
-    "gather",
-    "instance_info",
-    "integrations",
-    "is_head",
-    "once",
-    "shard",
-    "silent",
-    "stderr",
-    "stdout",
-    "training",
-]
+__all__: list[str]

@@ -1,45 +1,53 @@
-"""Public names of a package that are loaded when they are first used, so that importing it imports nothing heavy."""
+"""Public names of a module that are loaded when they are first used, so that importing it imports nothing heavy."""
 
 import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
-from typing import Any
 
 
 def lazy_names(
-    package: str,
-    modules: Mapping[str, Collection[str]],
-    submodules: Collection[str] = (),
+    module: str,
+    file: str,
     *,
     apart: Collection[str] = (),
-    extra: str | None = None,
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Gives a package's `__getattr__`, `__dir__` and `__all__` (PEP 562).
+    extra: str | Mapping[str, str] | None = None,
+) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Make a module's `__getattr__`, `__dir__` and `__all__` (PEP 562) from the stub beside it.
 
-    package: its `__name__`. modules: public names, by the module that has them: one below the package, or elsewhere,
-    written with dots as in an import from the package. submodules: modules below it that are public themselves. apart:
-    names that a star import leaves out, as each would import a framework. extra: what to install where a name needs a
-    package that is not there.
+    The stub is what checkers and editors read anyway, and the one list of the names: a line for each, such as
+    `from .calls import compute as compute`, or `from . import errors as errors` for a module that is public itself.
+
+    module: its `__name__`. file: its `__file__`. apart: names that a star import leaves out, as each would import a
+    framework. extra: what to install where a name needs a package that is not there; or that by name, for those whose
+    extra is not called as they are.
     """
-    where = {name: module for module, names in modules.items() for name in names}
-    public = sorted((*where, *submodules))
+    sources = _read_stub(f"{file}i")
+    package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
+    public = sorted(sources)
 
-    def get(name: str) -> Any:
-        if name in submodules:
-            return import_module(f"{package}.{name}")
-        if name not in where:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{_hint(package, name, public)}")
-        module = where[name]
+    def get(name: str) -> object:
+        if name not in sources:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}{_hint(module, name, public)}")
+        source = sources[name]
+        if source == ".":
+            return import_module(f".{name}", package)
         try:
-            value = getattr(import_module(module if module.startswith(".") else f".{module}", package), name)
+            value = getattr(import_module(source, package), name)
         except ModuleNotFoundError as error:
             if extra is None or (error.name or "skyward").partition(".")[0] == "skyward":
                 raise
-            raise _missing(name, error, extra) from error
-        setattr(sys.modules[package], name, value)  # found without us from now on, also where a module has this name
+            raise _missing(name, error, extra if isinstance(extra, str) else extra.get(name, name)) from error
+        setattr(sys.modules[module], name, value)  # found without us from now on, also where a module has this name
         return value
 
     return get, lambda: list(public), [name for name in public if name not in apart]
+
+
+def _read_stub(path: str) -> dict[str, str]:
+    """The module that each name comes from. By words, not by `ast`: every `import skyward` waits for it."""
+    with open(path, encoding="utf-8") as stub:
+        imports = [line.split() for line in stub if line.startswith("from ")]
+    return {words[-1]: words[1] for words in imports}
 
 
 def _missing(name: str, error: ModuleNotFoundError, extra: str) -> ImportError:
@@ -49,9 +57,9 @@ def _missing(name: str, error: ModuleNotFoundError, extra: str) -> ImportError:
     return MissingDependency(text, name=error.name)
 
 
-def _hint(package: str, name: str, public: Collection[str]) -> str:
+def _hint(module: str, name: str, public: Collection[str]) -> str:
     from .spellings import foreign, suggestion  # only for a message
 
     near = None if name.startswith("_") else suggestion(name, public)
-    text = foreign(package, name) or (f"did you mean {near}?" if near else "")
+    text = foreign(module.rpartition(".")[2], name) or (f"did you mean {near}?" if near else "")
     return f"; {text}" if text else ""

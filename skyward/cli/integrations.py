@@ -68,8 +68,7 @@ def describe() -> list[Description]:
     from .. import integrations
 
     found = []
-    for name, where in sorted(integrations.REGISTRY.items(), key=lambda entry: entry[0].lower()):
-        extra = where.partition("[")[2].rstrip("]")
+    for name, extra in sorted(integrations.REGISTRY.items(), key=lambda entry: entry[0].lower()):
         value = getattr(integrations, name)
         integration = _integration_of(value) if name.islower() and not name.endswith("_backend") else None
         found.append(

@@ -1,4 +1,4 @@
-"""Frameworks: one file and one line here for each integration; each is imported when it is first used.
+"""Frameworks: one file and one line in the stub for each integration; each is imported when it is first used.
 
 >>> import skyward as sky
 >>> @sky.compute
@@ -7,60 +7,24 @@
 """
 
 import sys as _sys
-from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
-if _TYPE_CHECKING:
-    from .accelerate import accelerate as accelerate
-    from .jax import jax as jax
-    from .joblib import joblib_backend as joblib_backend
-    from .joblib import sklearn_backend as sklearn_backend
-    from .keras import keras as keras
-    from .lightning import lightning as lightning
-    from .pools import JoblibPool as JoblibPool
-    from .pools import ScikitLearnPool as ScikitLearnPool
-    from .tensorflow import tensorflow as tensorflow
-    from .torch import torch as torch
-    from .transformers import transformers as transformers
+from .._lazy import lazy_names as _lazy_names
 
-REGISTRY: dict[str, str] = {
-    "JoblibPool": "skyward.integrations.pools:JoblibPool [joblib]",
-    "ScikitLearnPool": "skyward.integrations.pools:ScikitLearnPool [sklearn]",
-    "accelerate": "skyward.integrations.accelerate:accelerate [accelerate]",
-    "jax": "skyward.integrations.jax:jax [jax]",
-    "joblib_backend": "skyward.integrations.joblib:joblib_backend [joblib]",
-    "keras": "skyward.integrations.keras:keras [keras]",
-    "lightning": "skyward.integrations.lightning:lightning [lightning]",
-    "sklearn_backend": "skyward.integrations.joblib:sklearn_backend [sklearn]",
-    "tensorflow": "skyward.integrations.tensorflow:tensorflow [tensorflow]",
-    "torch": "skyward.integrations.torch:torch [torch]",
-    "transformers": "skyward.integrations.transformers:transformers [transformers]",
+_OTHER_EXTRAS = {
+    "JoblibPool": "joblib",
+    "ScikitLearnPool": "sklearn",
+    "joblib_backend": "joblib",
+    "sklearn_backend": "sklearn",
 }
-"""Name -> where it is and the extra that it needs, written as an entry point is: "module:attribute [extra]"."""
+"""The extra that a name needs, where it is not called by that name."""
 
-__all__ = ["REGISTRY", *sorted(REGISTRY)]  # noqa: PLE0604  # all are strings
+__getattr__, _, _names = _lazy_names(__name__, __file__, extra=_OTHER_EXTRAS)
 
+REGISTRY: dict[str, str] = {name: _OTHER_EXTRAS.get(name, name) for name in _names}
+"""Name -> the extra that it needs."""
 
-def __getattr__(name: str) -> _Any:
-    if name not in REGISTRY:
-        from ..spellings import advice
-
-        hint = advice("integrations", name, REGISTRY, shown="{}")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {hint}")
-    where, _, extra = REGISTRY[name].partition(" ")
-    module, _, attribute = where.partition(":")
-    try:
-        value = getattr(_import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        from ..errors import MissingDependency
-
-        raise MissingDependency(
-            f"sky.integrations.{name} needs {error.name}: pip install 'skyward{extra}'", name=error.name
-        ) from error
-    globals()[name] = value
-    return value
+__all__ = ["REGISTRY", *_names]  # noqa: PLE0604  # all are strings
 
 
 def __dir__() -> list[str]:

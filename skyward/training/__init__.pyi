@@ -1,5 +1,8 @@
-"""What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
+"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
 
+from . import callbacks as callbacks
+from . import evaluation as evaluation
+from . import sakura as sakura
 from .adapters.hf import HFCallbacks as HFCallbacks
 from .adapters.keras import KerasCallbacks as KerasCallbacks
 from .adapters.lightning import LightningCallbacks as LightningCallbacks
@@ -45,48 +48,3 @@ from .trainer import PipelineTrainer as PipelineTrainer
 from .trainer import PredictionOutput as PredictionOutput
 from .trainer import Trainer as Trainer
 from .trainer import TrainOutput as TrainOutput
-
-__all__ = [
-    "AccelTrainer",
-    "Alone",
-    "CallbackHandler",
-    "Checkpoints",
-    "DDPTrainer",
-    "DDPTrainingArguments",
-    "DefaultMetrics",
-    "DivergenceDetector",
-    "EVENTS",
-    "EvalPrediction",
-    "FileCheckpoints",
-    "GradNormLogger",
-    "InfoCallback",
-    "JsonLogWriter",
-    "JsonLogger",
-    "ParameterNormLogger",
-    "PeakMemory",
-    "PipelineTrainer",
-    "PredictionOutput",
-    "ProfilerCallback",
-    "ProgressCallback",
-    "RNGState",
-    "RankFailed",
-    "Ranks",
-    "ResumableSummaryWriter",
-    "SharingPattern",
-    "StateComponent",
-    "Stateful",
-    "TBLogger",
-    "TextgenCallback",
-    "TorchRanks",
-    "TrainOutput",
-    "Trainer",
-    "TrainerCallback",
-    "TrainerControl",
-    "TrainerControlCallback",
-    "TrainerState",
-    "TrainingArguments",
-    "WeightNormLogger",
-    "asynchronously",
-    "ranks_of_this_process",
-    "report",
-]

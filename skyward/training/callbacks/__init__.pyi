@@ -1,4 +1,4 @@
-"""What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
+"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
 
 from .control import TrainerControlCallback as TrainerControlCallback
 from .divergence import DivergenceDetector as DivergenceDetector
@@ -15,21 +15,3 @@ from .summary import ResumableSummaryWriter as ResumableSummaryWriter
 from .tensorboard import TBLogger as TBLogger
 from .textgen import TextgenCallback as TextgenCallback
 from .weight_norm import WeightNormLogger as WeightNormLogger
-
-__all__ = [
-    "DefaultMetrics",
-    "DivergenceDetector",
-    "GradNormLogger",
-    "InfoCallback",
-    "JsonLogWriter",
-    "JsonLogger",
-    "ParameterNormLogger",
-    "PeakMemory",
-    "ProfilerCallback",
-    "ProgressCallback",
-    "ResumableSummaryWriter",
-    "TBLogger",
-    "TextgenCallback",
-    "TrainerControlCallback",
-    "WeightNormLogger",
-]

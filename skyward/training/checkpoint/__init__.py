@@ -18,20 +18,4 @@ Names are loaded when they are first used: importing this imports no framework.
 
 from ..._lazy import lazy_names as _lazy_names
 
-_MODULES = {
-    "callback": ("CheckpointCallback",),
-    "coordinator": ("CheckpointCoordinator", "LoadReport", "components_of", "process_groups_of"),
-    "files": ("Checkpoints", "FileCheckpoints"),
-    "inspecting": ("Difference", "differences", "problems"),
-    "latest": ("latest_checkpoint",),
-    "layout": ("checkpoints_in",),
-    "manager": ("CheckpointManager", "RunTerminated"),
-    "manifest": ("FileEntry", "Manifest"),
-    "migrate": ("export_checkpoint", "migrate_checkpoint"),
-    "patterns": ("SharingPattern", "StateComponent", "ValidationLevel"),
-    "retention": ("best_of", "delete_checkpoint", "prune"),
-    "rng": ("RNGState", "seed_everything"),
-    "sharded": ("ModelState", "OptimizerState"),
-}
-
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__, extra="training")

@@ -1,4 +1,4 @@
-"""What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
+"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
 
 from .callback import CheckpointCallback as CheckpointCallback
 from .coordinator import CheckpointCoordinator as CheckpointCoordinator
@@ -28,34 +28,3 @@ from .rng import RNGState as RNGState
 from .rng import seed_everything as seed_everything
 from .sharded import ModelState as ModelState
 from .sharded import OptimizerState as OptimizerState
-
-__all__ = [
-    "CheckpointCallback",
-    "CheckpointCoordinator",
-    "CheckpointManager",
-    "Checkpoints",
-    "Difference",
-    "FileCheckpoints",
-    "FileEntry",
-    "LoadReport",
-    "Manifest",
-    "ModelState",
-    "OptimizerState",
-    "RNGState",
-    "RunTerminated",
-    "SharingPattern",
-    "StateComponent",
-    "ValidationLevel",
-    "best_of",
-    "checkpoints_in",
-    "components_of",
-    "delete_checkpoint",
-    "differences",
-    "export_checkpoint",
-    "latest_checkpoint",
-    "migrate_checkpoint",
-    "problems",
-    "process_groups_of",
-    "prune",
-    "seed_everything",
-]

@@ -11,11 +11,4 @@ Standard library only, and nothing of it is loaded before it is used.
 
 from ..._lazy import lazy_names as _lazy_names
 
-_MODULES = {
-    "...control": ("COMMANDS", "Client", "CommandState", "RunStatus"),
-    "client": ("find", "runs"),
-    "endpoint": ("Endpoint", "sweep"),
-    "callback": ("TrainerControlCallback",),
-}
-
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__, extra="training")

@@ -1,3 +1,5 @@
+"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
+
 from skyward.control import COMMANDS as COMMANDS
 from skyward.control import Client as Client
 from skyward.control import CommandState as CommandState

@@ -7,18 +7,4 @@ from Hugging Face, Lightning and Keras are in `skyward.training.sakura`.
 
 from ..._lazy import lazy_names as _lazy_names
 
-_MODULES = {
-    "adaptive": ("AdaptiveCompute",),
-    "best": ("BestModel",),
-    "callback": ("AsyncEvaluation",),
-    "dispatcher": ("Content", "Dispatcher", "Job", "Outcome"),
-    "evaluator": ("AsyncEvaluator",),
-    "load": ("load_torch", "load_trainable", "load_weights"),
-    "members": ("WorkerState",),
-    "ranks": ("submit_model",),
-    "records": ("EvaluationRecord",),
-    "state": ("is_sharded", "model_state", "sends_parts"),
-    "timeline": ("Timeline", "TimelineSummary"),
-}
-
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__, extra="training")

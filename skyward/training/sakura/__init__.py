@@ -9,13 +9,4 @@ Names are loaded when they are first used: importing this imports no framework.
 
 from ..._lazy import lazy_names as _lazy_names
 
-_MODULES = {
-    "..evaluation.adaptive": ("AdaptiveCompute",),
-    "hf": ("SakuraHFCallback",),
-    "keras": ("SakuraKerasCallback",),
-    "lightning": ("SakuraLightningCallback",),
-    "plain": ("AsyncTrainer",),
-    "trainer": ("SakuraTrainer",),
-}
-
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__, extra="training")

@@ -1,4 +1,4 @@
-"""What `__init__.py` loads when it is first used, as imports: for checkers and editors."""
+"""The one list of the public names, from which `__init__.py` loads them when they are first used."""
 
 from ..evaluation.adaptive import AdaptiveCompute as AdaptiveCompute
 from .hf import SakuraHFCallback as SakuraHFCallback

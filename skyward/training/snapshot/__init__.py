@@ -2,9 +2,4 @@
 
 from ..._lazy import lazy_names as _lazy_names
 
-_MODULES = {
-    "arrays": ("ArraySnapshot", "ArraySnapshotPool"),
-    "take": ("Snapshot", "SnapshotPool", "common_pool"),
-}
-
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__, extra="training")

@@ -5,11 +5,4 @@
 
 from ...._lazy import lazy_names as _lazy_names
 
-_MODULES = {
-    "choice": ("as_dispatcher",),
-    "in_process": ("InProcessDispatcher",),
-    "remote": ("PoolDispatcher",),
-    "subprocesses": ("SubprocessDispatcher",),
-}
-
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _MODULES, extra="training")
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__, extra="training")

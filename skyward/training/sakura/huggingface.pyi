@@ -1,0 +1,3 @@
+"""Sakura's name of the module with `SakuraHFCallback`."""
+
+from .hf import SakuraHFCallback as SakuraHFCallback

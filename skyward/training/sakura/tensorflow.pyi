@@ -1,0 +1,3 @@
+"""Sakura's name of the module with `SakuraKerasCallback`."""
+
+from .keras import SakuraKerasCallback as SakuraKerasCallback
