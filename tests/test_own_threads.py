@@ -67,7 +67,7 @@ LISTED = {
     "integrations/joblib.py:SkywardPoolBackend._callbacks": "reported; the thread goes on",
     # Training.
     "training/handler_queue.py:HandlerQueue.put": "raised in the training thread by the next call",
-    "training/checkpoint/background.py:BackgroundSaves.start": "raised in the training thread by poll or wait",
+    "training/checkpoint/background.py:BackgroundSave.__init__": "raised in the training thread by poll or wait",
     "training/control/channel.py:_on_question": "one question has no answer",
     "training/control/server.py:ControlServer.__init__": "close does not wait for it",
     "training/control/server.py:ControlServer._in_a_thread": "one request has no answer",

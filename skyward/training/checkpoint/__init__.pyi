@@ -13,7 +13,6 @@ from .inspecting import problems as problems
 from .latest import latest_checkpoint as latest_checkpoint
 from .layout import checkpoints_in as checkpoints_in
 from .manager import CheckpointManager as CheckpointManager
-from .manager import RunTerminated as RunTerminated
 from .manifest import FileEntry as FileEntry
 from .manifest import Manifest as Manifest
 from .migrate import export_checkpoint as export_checkpoint
@@ -28,3 +27,4 @@ from .rng import RNGState as RNGState
 from .rng import seed_everything as seed_everything
 from .sharded import ModelState as ModelState
 from .sharded import OptimizerState as OptimizerState
+from .termination import RunTerminated as RunTerminated

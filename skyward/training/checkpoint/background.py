@@ -1,4 +1,4 @@
-"""Saves behind training: it is blocked for the snapshot only; writing and agreeing happen in a thread.
+"""A save behind training: training is blocked for the snapshot only; a thread writes it and agrees with other ranks.
 
 What passes between the ranks meanwhile goes over a gloo group of its own, so it meets no collective of training.
 """
@@ -10,83 +10,57 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ...errors import CheckpointSaveFailed
-from ..agree import Alone, Ranks, TorchRanks
-from ..snapshot import Snapshot, SnapshotPool, common_pool
+from ..agree import Ranks
+from ..snapshot import Snapshot
 from .saving import SaveRequest, perform_save
 
-__all__ = ["BackgroundSaves", "OnBusy"]
+__all__ = ["BackgroundSave", "OnBusy"]
 
 OnBusy = Literal["wait", "skip"]
 """What a save does while the one before it is being written: it waits for it, or is left out, on all ranks alike."""
 
 
-class BackgroundSaves:
-    """One save at a time. All ranks make it, and call `start`, `poll` and `wait`, at the same places.
+class BackgroundSave:
+    """One save of all ranks, in a thread of each.
 
-    after: called on every rank in the thread after a commit, with its path.
+    Args:
+        ranks: what the threads talk over; no other save may use it meanwhile.
+        after: called on every rank in the thread after the commit, with the checkpoint's path.
     """
 
-    def __init__(self, ranks: Ranks, *, pool: SnapshotPool | None = None) -> None:
-        self._ranks = ranks
-        self._own: Ranks = TorchRanks() if ranks.world_size > 1 else Alone()
-        self._pool = pool or common_pool()
-        self._thread: threading.Thread | None = None
-        self._path: str | None = None
+    def __init__(self, ranks: Ranks, request: SaveRequest, *, after: Callable[[str], None] | None = None) -> None:
+        self._ranks, self._request, self._after = ranks, request, after
+        self._is_copied = threading.Event()
+        self._snapshot: Snapshot | None = None
+        self._copy_error: Exception | None = None
+        self._path = ""
         self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._save, name=f"save {request.name}", daemon=False)
 
     @property
-    def is_pending(self) -> bool:
-        """Whether a save was begun that `poll` or `wait` has not seen end. The same on all ranks."""
-        return self._thread is not None
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
 
-    def start(
-        self,
-        request: SaveRequest,
-        states_here: Callable[[], Any],
-        *,
-        on_busy: OnBusy = "wait",
-        after: Callable[[str], None] | None = None,
-    ) -> bool:
-        """Takes a snapshot and writes it behind the caller. False where it was left out. Collective.
+    def start(self, copy: Callable[[], Snapshot]) -> None:
+        """Write the snapshot that `copy` takes, and return when it is taken.
 
-        Raises: what the save before it has.
+        Raises: what ends a process (KeyboardInterrupt). Errors of `copy` fail the save on all ranks: see `path`.
         """
-        self.poll()
-        if self.is_pending:
-            if on_busy == "skip":
-                return False
-            self.wait()
-        taken = _Taken()
-        self._path = self._error = None
-        self._thread = threading.Thread(
-            target=self._save, args=(request, taken, after), name=f"save {request.name}", daemon=False
-        )
-        # Before the copy: one that starts holds the interpreter for its first milliseconds, and would do so at once.
         try:
+            # Before the copy: a thread that starts holds the interpreter for its first milliseconds, at once.
             self._thread.start()
-            taken.fill(lambda: self._pool.take(states_here(), moment=request.about.get("step")))
+            try:
+                self._snapshot = copy()
+            except Exception as error:
+                self._copy_error = error  # raised where the other ranks wait for this one
         finally:
-            taken.settle()  # Ctrl-C may come between the two
-        return True
+            self._is_copied.set()
 
-    def poll(self) -> str | None:
-        """Cheap, for every step: the path of a save that has ended on all ranks meanwhile; None while there is none.
+    def path(self, timeout_s: float | None = None) -> str:
+        """Wait for the end, and return the path of the checkpoint.
 
-        Collective (one small all-reduce) while a save is pending, and nothing otherwise. Raises: what the save has.
+        Raises: what the save raised, the same on all ranks; CheckpointSaveFailed when the time is up.
         """
-        if self._thread is None:
-            return None
-        if self._ranks.flags(1 if self._thread.is_alive() else 0):
-            return None
-        return self._end()
-
-    def wait(self, timeout_s: float | None = None) -> str | None:
-        """Until the pending save has ended: its path; None where there was none.
-
-        Raises: what the save has; CheckpointSaveFailed when the time is up.
-        """
-        if self._thread is None:
-            return None
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise CheckpointSaveFailed(
@@ -94,61 +68,25 @@ class BackgroundSaves:
                 rank=self._ranks.rank,
                 error="too slow",
             )
-        return self._end()
+        if self._error is not None:
+            raise self._error
+        return self._path
 
-    def _save(self, request: SaveRequest, taken: _Taken, after: Callable[[str], None] | None) -> None:
+    def _save(self) -> None:
         try:
-            self._path = perform_save(self._own, request, taken.state)
-            if after is not None:
-                after(self._path)
+            self._path = perform_save(self._ranks, self._request, self._states)
+            if self._after is not None:
+                self._after(self._path)
         except BaseException as error:
             self._error = error
         finally:
-            taken.release()
+            if self._snapshot is not None:
+                self._snapshot.release()
 
-    def _end(self) -> str | None:
-        assert self._thread is not None
-        self._thread.join()
-        self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        return self._path
-
-
-class _Taken:
-    """A snapshot that is there soon, or what prevented it."""
-
-    def __init__(self) -> None:
-        self._is_filled = threading.Event()
-        self._snapshot: Snapshot | None = None
-        self._error: Exception | None = None
-
-    def fill(self, take: Callable[[], Snapshot]) -> None:
-        """Raises: what ends a process (KeyboardInterrupt). Errors are said where the other ranks wait for them."""
-        try:
-            self._snapshot = take()
-        except BaseException as error:
-            self._error = error if isinstance(error, Exception) else InterruptedError("while the states were copied")
-            if self._error is not error:
-                raise
-        finally:
-            self._is_filled.set()
-
-    def settle(self) -> None:
-        """Nobody fills it any more."""
-        if not self._is_filled.is_set():
-            self._error = InterruptedError("before the states were copied")
-            self._is_filled.set()
-
-    def state(self) -> Any:
-        """Waits for it. Raises: what `take` did."""
-        self._is_filled.wait()
-        if self._error is not None:
-            raise self._error
-        assert self._snapshot is not None
+    def _states(self) -> Any:
+        self._is_copied.wait()
+        if self._copy_error is not None:
+            raise self._copy_error
+        if self._snapshot is None:
+            raise InterruptedError("interrupted while the states were copied")
         return self._snapshot.state
-
-    def release(self) -> None:
-        if self._snapshot is not None:
-            self._snapshot.release()

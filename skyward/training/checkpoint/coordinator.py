@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
@@ -10,21 +9,18 @@ from typing import Any, cast
 from ...errors import CheckpointNotFound, UsageError
 from ..agree import Ranks, ranks_of_this_process
 from ..snapshot import SnapshotPool
-from .background import BackgroundSaves, OnBusy
-from .commit import sweep
+from .background import OnBusy
+from .files import FileCheckpoints, sweep_folder
 from .folders import folder_at
-from .latest import latest_of_ranks
 from .layout import checkpoints_in, name_of
-from .loading import LoadReport, LoadRequest, Resharder, perform_load
+from .loading import LoadReport, Resharder
 from .manifest import manifest_fields
 from .patterns import SharingPattern, StateComponent
-from .saving import SaveRequest, perform_save, states_of, states_to_keep
+from .saving import SaveRequest
 from .topology import ranks_of_groups
 from .verdicts import together
 
 __all__ = ["CheckpointCoordinator", "LoadReport", "components_of", "process_groups_of"]
-
-_log = logging.getLogger(__name__)
 
 
 class CheckpointCoordinator:
@@ -69,8 +65,9 @@ class CheckpointCoordinator:
         self.on_each_node, self._step, self._allow_pickle = on_each_node, step, allow_pickle
         self._is_swept: set[str] = set()
         self._on_busy: OnBusy = on_busy
-        self._pool = pool
-        self._saves: BackgroundSaves | None = None
+        self.files = FileCheckpoints(
+            self.output_dir or "", ranks=self._ranks, on_each_node=on_each_node, allow_pickle=allow_pickle, pool=pool
+        )
         self._check(process_groups or {})
 
     @property
@@ -92,8 +89,7 @@ class CheckpointCoordinator:
         Raises: CheckpointSaveFailed, ReplicationMismatch, UsageError: the same on all ranks; nothing is committed.
         """
         self.wait()
-        request = self._request(checkpoint_path, checkpoint_id, validate)
-        return perform_save(self._ranks, request, lambda: states_of(self.state_components))
+        return self.files.write(self._request(checkpoint_path, checkpoint_id, validate))
 
     def save_checkpoint_async(
         self,
@@ -115,24 +111,22 @@ class CheckpointCoordinator:
         Raises: what the save before it has, if that has failed. Its own error is raised by the next save, `poll`,
         `wait`, `load_checkpoint` or `close`.
         """
-        if self._saves is None:
-            self._saves = BackgroundSaves(self._ranks, pool=self._pool)
-        self._saves.poll()
-        if self._saves.is_pending and self._on_busy == "skip" and not is_needed:
+        self.poll()
+        if self.files.is_pending and self._on_busy == "skip" and not is_needed:
             return False
-        request = self._request(checkpoint_path, checkpoint_id, validate, metadata)
-        return self._saves.start(request, lambda: states_to_keep(self._ranks, request), after=after)
+        self.files.write_behind(self._request(checkpoint_path, checkpoint_id, validate, metadata), after=after)
+        return True
 
     def poll(self) -> str | None:
         """For every step of a loop that saves asynchronously: gives the path of a save that has ended meanwhile.
 
         Collective while one is pending: all ranks call it at the same steps. Raises: what the save has, on all ranks.
         """
-        return None if self._saves is None else self._saves.poll()
+        return self.files.poll()
 
     def wait(self, timeout_s: float | None = None) -> str | None:
         """Until the pending save is committed: its path; None where there was none. Raises: as `poll`."""
-        return None if self._saves is None else self._saves.wait(timeout_s)
+        return self.files.wait(timeout_s)
 
     def close(self) -> None:
         """Waits for the pending save. Raises: as `poll`. May be called again."""
@@ -157,23 +151,20 @@ class CheckpointCoordinator:
         any component is changed.
         """
         self.wait()
-        request = LoadRequest(
-            components=self.state_components,
-            groups=self._groups,
-            strict=strict,
-            only=only,
-            skip=skip,
-            resharders=resharders or {},
-            allow_pickle=self._allow_pickle,
-        )
         self._check_keys(only or (), skip, resharders or {})
-        return perform_load(self._ranks, request, self._path_to_load(checkpoint_path))
+        keys = {each.key for each in self.state_components} if only is None else set(only)
+        return self.files.load(
+            self._path_to_load(checkpoint_path),
+            self.state_components,
+            strict=strict,
+            only=keys - set(skip),
+            process_groups=self._groups,
+            resharders=resharders,
+        )
 
     def latest(self) -> str | None:
         """The newest checkpoint, as `latest_checkpoint` finds it; None where there is none. Collective."""
-        if self.output_dir is None:
-            return None
-        return latest_of_ranks(self._ranks, self.output_dir, on_each_node=self.on_each_node)
+        return None if self.output_dir is None else self.files.latest()
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -210,10 +201,8 @@ class CheckpointCoordinator:
             raise UsageError("output_dir is not set: give it to CheckpointCoordinator, or save to a checkpoint_path")
         else:
             folder, name = folder_at(self.output_dir), name_of(self._id(checkpoint_id))
-        is_leader = self._ranks.rank == 0 or (self.on_each_node and self._ranks.local_rank == 0)
-        if is_leader and folder.path not in self._is_swept:
-            for each in sweep(folder):
-                _log.info("%s: cleared %s, which an interrupted save had left", folder.path, each)
+        if self.files.is_leader and folder.path not in self._is_swept:
+            sweep_folder(folder)
             self._is_swept.add(folder.path)
         return folder.path, name
 

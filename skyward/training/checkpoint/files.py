@@ -1,27 +1,27 @@
-"""Checkpoints of a run whose components are given with every call: what the Trainer writes to and reads from."""
+"""Checkpoints of a run whose components are given with each call: the seam of the Trainer, and its folders."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from ...errors import CheckpointError
-from ..agree import Ranks
-from .background import BackgroundSaves
+from ..agree import Alone, Ranks, TorchRanks
+from ..snapshot import SnapshotPool, common_pool
+from .background import BackgroundSave
 from .commit import sweep
-from .folders import folder_at
+from .folders import Folder, folder_at
 from .latest import latest_of_ranks
 from .layout import checkpoints_in, name_of
 from .loading import LoadReport, LoadRequest, Resharder, perform_load
 from .manifest import manifest_fields
 from .patterns import StateComponent
-from .retention import prune
+from .retention import prune_or_warn
 from .saving import SaveRequest, perform_save, states_of, states_to_keep
 from .topology import ranks_of_groups
 
-__all__ = ["Checkpoints", "FileCheckpoints"]
+__all__ = ["Checkpoints", "FileCheckpoints", "sweep_folder"]
 
 _log = logging.getLogger(__name__)
 
@@ -96,16 +96,33 @@ class Checkpoints(Protocol):
 class FileCheckpoints:
     """Folders `folder/checkpoint-<step>`, on a disk that all ranks share, or with `on_each_node` on one of each node.
 
-    folder: a path, or a URL of an object store. allow_pickle: as `CheckpointCoordinator` takes it, whose promises hold
-        here.
+    One save is written at a time. All ranks make it, and call its methods at the same places.
+
+    Args:
+        folder: a path, or a URL of an object store.
+        allow_pickle: as `CheckpointCoordinator` takes it, whose promises hold here.
+        pool: takes the snapshots of asynchronous saves.
     """
 
-    def __init__(self, folder: str, *, ranks: Ranks, on_each_node: bool = False, allow_pickle: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        ranks: Ranks,
+        on_each_node: bool = False,
+        allow_pickle: bool = False,
+        pool: SnapshotPool | None = None,
+    ) -> None:
         self.folder = os.fspath(folder)
-        self._ranks = ranks
+        self._ranks, self._pool = ranks, pool
         self._on_each_node, self._allow_pickle = on_each_node, allow_pickle
-        self._is_leader = ranks.rank == 0 or (on_each_node and ranks.local_rank == 0)
-        self._saves: BackgroundSaves | None = None
+        self._background_ranks: Ranks | None = None
+        self._pending: BackgroundSave | None = None
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank clears and deletes: one of all, or one of each node."""
+        return self._ranks.rank == 0 or (self._on_each_node and self._ranks.local_rank == 0)
 
     def save(
         self,
@@ -115,9 +132,7 @@ class FileCheckpoints:
         process_groups: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> str:
-        self.wait()
-        request = self._request(step, components, process_groups, metadata)
-        return perform_save(self._ranks, request, lambda: states_of(components))
+        return self.write(self._request(step, components, process_groups, metadata))
 
     def save_async(
         self,
@@ -127,16 +142,46 @@ class FileCheckpoints:
         process_groups: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        if self._saves is None:
-            self._saves = BackgroundSaves(self._ranks)
-        request = self._request(step, components, process_groups, metadata)
-        self._saves.start(request, lambda: states_to_keep(self._ranks, request))
+        self.write_behind(self._request(step, components, process_groups, metadata))
+
+    def write(self, request: SaveRequest) -> str:
+        """Perform a save, and return the checkpoint's path when it is durable. Collective. Raises: as `save`."""
+        self.wait()
+        return perform_save(self._ranks, request, lambda: states_of(request.components))
+
+    def write_behind(self, request: SaveRequest, *, after: Callable[[str], None] | None = None) -> None:
+        """Perform a save behind the caller. Collective. Raises: as `save_async`.
+
+        after: called on every rank in the thread, with the path of the committed checkpoint.
+        """
+        self.wait()
+        if self._background_ranks is None:
+            self._background_ranks = TorchRanks() if self._ranks.world_size > 1 else Alone()
+        self._pending = BackgroundSave(self._background_ranks, request, after=after)
+        pool = self._pool or common_pool()
+        self._pending.start(
+            lambda: pool.take(states_to_keep(self._ranks, request), moment=request.about.get("step")),
+        )
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a save was begun that `poll` or `wait` has not seen end. The same on all ranks."""
+        return self._pending is not None
 
     def poll(self) -> str | None:
-        return None if self._saves is None else self._saves.poll()
+        if self._pending is None or self._ranks.flags(int(self._pending.is_running)):
+            return None
+        return self.wait()
 
     def wait(self, timeout_s: float | None = None) -> str | None:
-        return None if self._saves is None else self._saves.wait(timeout_s)
+        if self._pending is None:
+            return None
+        save = self._pending
+        try:
+            return save.path(timeout_s)
+        finally:
+            if not save.is_running:
+                self._pending = None
 
     def load(
         self,
@@ -167,18 +212,13 @@ class FileCheckpoints:
         return next((each.path for each in checkpoints_in(self.folder) if each.checkpoint_id == str(step)), None)
 
     def prune(self, *, keep: int, protect: Collection[str]) -> None:
-        if not self._is_leader:
-            return
-        try:
-            prune(self.folder, keep=keep, protect=protect)
-        except (OSError, CheckpointError) as error:  # it fails no run
-            _log.warning("%s: old checkpoints could not be deleted: %s", self.folder, error)
+        if self.is_leader:
+            prune_or_warn(self.folder, keep=keep, protect=lambda: protect)
 
     def sweep(self) -> None:
-        """Clears what an interrupted save or deletion has left."""
-        if self._is_leader:
-            for name in sweep(folder_at(self.folder)):
-                _log.info("%s: cleared %s, which an interrupted save had left", self.folder, name)
+        """Clear what an interrupted save or deletion has left."""
+        if self.is_leader:
+            sweep_folder(folder_at(self.folder))
 
     def _request(
         self,
@@ -196,3 +236,9 @@ class FileCheckpoints:
             allow_pickle=self._allow_pickle,
             about=manifest_fields({"step": step, **(metadata or {})}),
         )
+
+
+def sweep_folder(folder: Folder) -> None:
+    """Clear what interrupted saves and deletions have left in a folder, and log it."""
+    for name in sweep(folder):
+        _log.info("%s: cleared %s, which an interrupted save had left", folder.path, name)

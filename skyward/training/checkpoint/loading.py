@@ -47,13 +47,12 @@ class LoadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRequest:
-    """strict: a required component that the checkpoint lacks is an error, else a warning. only, skip: keys."""
+    """strict: a required component that the checkpoint lacks is an error, else a warning. only: keys; None: all."""
 
     components: Sequence[StateComponent]
     groups: Mapping[str, tuple[int, ...]]
     strict: bool = True
     only: Collection[str] | None = None
-    skip: Collection[str] = ()
     resharders: Mapping[str, Resharder] = field(default_factory=dict)
     allow_pickle: bool = False
 
@@ -103,7 +102,7 @@ class _Load:
     def read(self) -> _Read:
         self.manifest = manifest_at(self._folder)
         for component in self._request.components:
-            if self._is_wanted(component.key):
+            if self._request.only is None or component.key in self._request.only:
                 self._read(component)
         return _Read(commit_id=self.manifest.commit_id, skipped=self._skipped)
 
@@ -114,9 +113,6 @@ class _Load:
             if component.key in self._states:
                 component.stateful.load_state_dict(self._states.pop(component.key))
                 self.loaded.append(component.key)
-
-    def _is_wanted(self, key: str) -> bool:
-        return key not in self._request.skip and (self._request.only is None or key in self._request.only)
 
     def _read(self, component: StateComponent) -> None:
         files = self.manifest.files_of(component.key)

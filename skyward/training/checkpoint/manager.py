@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
-from ...errors import CheckpointError, CheckpointNotFound, UsageError
+from ...errors import CheckpointNotFound, UsageError
 from .coordinator import CheckpointCoordinator
-from .layout import checkpoints_in
+from .layout import FoundCheckpoint, checkpoints_in
 from .loading import LoadReport
-from .retention import best_of, prune
+from .retention import best_of, prune_or_warn
+from .termination import RunTerminated, Termination
 from .verdicts import together
 
-__all__ = ["CheckpointManager", "RunTerminated"]
+__all__ = ["CheckpointManager"]
 
 _log = logging.getLogger(__name__)
-
-
-class RunTerminated(SystemExit):
-    """SIGTERM came; an emergency checkpoint is saved, and the process ends with 143 as the signal would have it."""
-
-    def __init__(self, checkpoint: str | None) -> None:
-        super().__init__(128 + signal.SIGTERM)
-        self.checkpoint = checkpoint
 
 
 class CheckpointManager:
@@ -66,14 +57,12 @@ class CheckpointManager:
         self._output_dir = coordinator.output_dir
         self._save_steps, self._save_s, self._limit = save_steps, save_s, save_total_limit
         self._metric, self._greater, self._keep_best = metric, greater_is_better, keep_best
-        self._is_asynchronous, self._grace_s = asynchronous, grace_s
+        self._is_asynchronous = asynchronous
         self._last_save = time.monotonic()
         self._last_step: int | None = None
-        self._terminated_at: float | None = None
-        self._before: Any = None
-        self._handles = handle_sigterm and threading.current_thread() is threading.main_thread()
-        if self._handles:
-            self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._termination = Termination(grace_s=grace_s, option="handle_sigterm") if handle_sigterm else None
+        if self._termination is not None:
+            self._termination.open()
 
     def __enter__(self) -> Self:
         return self
@@ -94,12 +83,14 @@ class CheckpointManager:
         self.coordinator.poll()
         ranks = self.coordinator.ranks
         is_due = self._save_steps is not None and step % self._save_steps == 0
-        if self._save_s is not None or self._handles:
+        termination = self._termination
+        if self._save_s is not None or termination is not None:
             by_clock = ranks.rank == 0 and self._save_s is not None
             is_time = by_clock and time.monotonic() - self._last_save >= (self._save_s or 0.0)
-            bits = ranks.flags((1 if is_time else 0) | (2 if self._terminated_at is not None else 0))
-            if bits & 2:
-                self._emergency(step, is_finite)
+            is_noticed = termination is not None and termination.is_noticed
+            bits = ranks.flags((1 if is_time else 0) | (2 if is_noticed else 0))
+            if termination is not None and bits & 2:
+                self._save_and_end(step, is_finite, termination)
             is_due = is_due or bool(bits & 1)
         return is_due and self.save(step, metrics=metrics, is_finite=is_finite and is_finite())
 
@@ -155,50 +146,41 @@ class CheckpointManager:
 
     def best(self) -> str | None:
         """The path of the best by `metric`; None where none has it."""
-        if self._metric is None:
-            return None
-        found = best_of(checkpoints_in(self._output_dir), self._metric, greater_is_better=self._greater)
+        found = self._best()
         return found[0].path if found else None
 
     def close(self) -> None:
         """Waits for the pending save. Raises: what it has. May be called again."""
-        if self._handles:
-            self._handles = False
-            signal.signal(signal.SIGTERM, self._before)
+        if self._termination is not None:
+            self._termination.close()
         self.coordinator.close()
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        if self._terminated_at is None:
-            self._terminated_at = time.monotonic()
-
-    def _emergency(self, step: int, is_finite: Callable[[], Any] | None) -> None:
-        begun = self._terminated_at or time.monotonic()
+    def _save_and_end(self, step: int, is_finite: Callable[[], Any] | None, termination: Termination) -> NoReturn:
         _log.warning("SIGTERM: saving step %d before the end", step)
         if self._last_step != step:
-            self.coordinator.wait(max(0.1, begun + self._grace_s - time.monotonic()))
+            self.coordinator.wait(termination.left_s)
             self.save(step, is_needed=True, is_finite=is_finite and is_finite())
-        path = self.coordinator.wait(max(0.1, begun + self._grace_s - time.monotonic()))
-        raise RunTerminated(path)
+        raise RunTerminated(self.coordinator.wait(termination.left_s))
 
     def _would_be_best(self, metrics: Mapping[str, float] | None) -> bool:
         """Without asking for the disk: a save with the metric counts as wanted."""
         return self._metric is not None and metrics is not None and self._metric in metrics
 
+    def _best(self) -> list[FoundCheckpoint]:
+        if self._metric is None:
+            return []
+        return best_of(checkpoints_in(self._output_dir), self._metric, greater_is_better=self._greater)
+
     def _prune(self, committed: str) -> None:
-        """In the thread of the save. A checkpoint that cannot be deleted fails no run."""
-        ranks = self.coordinator.ranks
-        if self._limit is None or not (ranks.rank == 0 or (self.coordinator.on_each_node and ranks.local_rank == 0)):
-            return
-        protect: list[str] = []
-        try:
-            if self._metric is not None:
-                best = best_of(checkpoints_in(self._output_dir), self._metric, greater_is_better=self._greater)
-                protect = [each.path for each in best[: self._keep_best]]
-            prune(self._output_dir, keep=self._limit, protect=[committed, *protect])
-        except (OSError, CheckpointError) as error:
-            _log.warning("%s: an old checkpoint could not be deleted: %s", self._output_dir, error)
+        """In the thread of the save."""
+        if self._limit is not None and self.coordinator.files.is_leader:
+            prune_or_warn(
+                self._output_dir,
+                keep=self._limit,
+                protect=lambda: [committed, *(each.path for each in self._best()[: self._keep_best])],
+            )
 
     def _steps(self) -> list[int | None]:
         return [each.step for each in checkpoints_in(self._output_dir)]

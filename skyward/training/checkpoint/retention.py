@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from ...errors import CheckpointError
 from .commit import new_token
 from .folders import Folder, LocalFolder, folder_at
 from .layout import STAGING, FoundCheckpoint, checkpoints_in
 from .manifest import MANIFEST
 
-__all__ = ["best_of", "delete_checkpoint", "prune"]
+__all__ = ["best_of", "delete_checkpoint", "prune", "prune_or_warn"]
+
+_log = logging.getLogger(__name__)
 
 
 def best_of(
@@ -46,6 +50,14 @@ def prune(output_dir: str | os.PathLike[str], *, keep: int, protect: Collection[
     for path in doomed:
         delete_checkpoint(folder_at(path))
     return doomed
+
+
+def prune_or_warn(output_dir: str, *, keep: int, protect: Callable[[], Collection[str]]) -> None:
+    """Prune, but only warn of checkpoints that cannot be read or deleted: that must not end a run."""
+    try:
+        prune(output_dir, keep=keep, protect=protect())
+    except (OSError, CheckpointError) as error:
+        _log.warning("%s: old checkpoints could not be deleted: %s", output_dir, error)
 
 
 def delete_checkpoint(folder: Folder) -> None:

@@ -31,7 +31,7 @@ from .parts import CheckpointParts
 from .precision import Precision
 from .reading import has_length
 from .record import Record
-from .saves import Saves, Termination
+from .saves import Saves
 from .smoothing import smoothing_of
 from .stream import Stream, make_stream
 from .world import check_data_parallel, device_of, place, unwrap
@@ -112,7 +112,7 @@ class Assembly:
         self._is_scheduled = False  # whether the cadence asks for the save that is asked for
         self._weights: int | None = None  # parameters but for tables of embeddings, counted when needed
         self._is_compiled = self._has_begun = False
-        self._saves, self._termination = Saves(self.checkpoints, self.args), Termination(self.args, self.ranks)
+        self._saves = Saves(self.checkpoints, self.args)
         self._counts_itself = loss.takes_num_items(self.model if compute_loss_func is None else compute_loss_func)
         self._shifts_labels = loss.shifts_labels(self.model)
         self._smoothing = smoothing_of(self.model, self.args, is_given_a_loss=self.compute_loss_func is not None)

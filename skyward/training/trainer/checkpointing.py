@@ -12,6 +12,7 @@ import torch
 
 from ..checkpoint import RNGState, RunTerminated, SharingPattern, StateComponent
 from ..checkpoint.finite import is_finite
+from ..checkpoint.termination import Termination
 from ..events import TrainerState
 from .assembly import Assembly, Position
 from .parts import CheckpointParts
@@ -30,6 +31,7 @@ class Checkpointing(Assembly):
     _chosen: tuple[str, CheckpointParts] | None = None
     """What the next `train` goes on from."""
     _last_loss: torch.Tensor | None = None
+    _termination: Termination
 
     def get_state_components(self, *, for_saving: bool = False) -> list[StateComponent]:
         """What a checkpoint of this run is made of. Between `train`'s begin and end.
@@ -189,6 +191,10 @@ class Checkpointing(Assembly):
             best = {saved.best, self.state.best_model_checkpoint} - {None}
             self.checkpoints.prune(keep=self.args.save_total_limit, protect=[str(each) for each in best])
         self._fire("on_save", checkpoint=saved.path, saved_step=saved.step)
+
+    def _is_terminated(self) -> bool:
+        """Whether any rank's machine is about to go. Collective with `enable_jit_checkpoint`: one small all-reduce."""
+        return self.args.enable_jit_checkpoint and bool(self.ranks.flags(int(self._termination.is_noticed)))
 
     def _save_and_go(self) -> None:
         """The machine is about to go. An evaluation would take too long; the run that goes on makes it up.

@@ -1,25 +1,19 @@
-"""When a run's checkpoints are durable: at once, or behind training; and the one that is made before a machine goes."""
+"""When a run's checkpoints are durable: at once, or behind training."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from ...errors import UsageError
-from ...slot.runtime import instance_info
-from ...topology import InstanceInfo
 from ..agree import Ranks
 from ..arguments import TrainingArguments
 from ..checkpoint import Checkpoints, FileCheckpoints, StateComponent
 
-__all__ = ["Saved", "Saves", "Termination", "checkpoint_to_resume"]
+__all__ = ["Saved", "Saves", "checkpoint_to_resume"]
 
 _log = logging.getLogger(__name__)
 
@@ -111,59 +105,6 @@ class Saves:
             return None
         self._pending = None
         return Saved(path=path, step=step, best=best)
-
-
-class Termination:
-    """Whether this machine, or another rank's, is about to go: SIGTERM came, or its provider has announced it.
-
-    Nothing is asked or handled where `enable_jit_checkpoint` is not set. Signals are handled from `__enter__` to
-    `__exit__`, in a program's main thread only.
-    """
-
-    def __init__(self, args: TrainingArguments, ranks: Ranks) -> None:
-        self._is_on, self._grace_s, self._ranks = args.enable_jit_checkpoint, args.jit_checkpoint_grace_s, ranks
-        self._at: float | None = None
-        self._before: Any = None
-        self._handles = False
-        self._info: InstanceInfo | None = None
-
-    def __enter__(self) -> Self:
-        if not self._is_on:
-            return self
-        self._info = instance_info()
-        if threading.current_thread() is not threading.main_thread():
-            _log.warning("enable_jit_checkpoint: SIGTERM can be handled in a program's main thread only, not here")
-            return self
-        self._handles = True
-        self._before = signal.signal(signal.SIGTERM, self._on_sigterm)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._handles:
-            self._handles = False
-            signal.signal(signal.SIGTERM, self._before if self._before is not None else signal.SIG_DFL)
-
-    def is_near(self) -> bool:
-        """Of any rank. Collective where `enable_jit_checkpoint` is set: one small all-reduce."""
-        if not self._is_on:
-            return False
-        if self._at is None and self._info is not None and self._info.is_preempted:
-            self._at = time.monotonic()
-        if not self._ranks.flags(0 if self._at is None else 1):
-            return False
-        if self._at is None:
-            self._at = time.monotonic()
-        return True
-
-    @property
-    def left_s(self) -> float:
-        """Of the time that an emergency save may take. Above 0."""
-        begun = time.monotonic() if self._at is None else self._at
-        return max(0.1, begun + self._grace_s - time.monotonic())
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        if self._at is None:
-            self._at = time.monotonic()
 
 
 def checkpoint_to_resume(

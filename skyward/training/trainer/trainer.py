@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...errors import UsageError
 from ..checkpoint.rng import seed_everything
+from ..checkpoint.termination import Termination
 from . import flow, loss
 from .activations import checkpoint_activations
 from .assembly import Position
@@ -27,7 +28,7 @@ from .checkpointing import Checkpointing
 from .optimization import Scheduler, learning_rate_of, make_optimizer, make_scheduler
 from .outputs import TrainOutput
 from .record import Record
-from .saves import Saves, Termination
+from .saves import Saves
 from .scoring import Scoring, speed
 from .stream import Stream
 from .world import accumulating, wrap
@@ -66,9 +67,11 @@ class Trainer(Scoring, Checkpointing):
         """
         begun_at, begun_with = time.monotonic(), self._prepare(resume_from_checkpoint)
         try:
-            with self._termination:
-                return self._train(begun_at, begun_with)
+            if self.args.enable_jit_checkpoint:
+                self._termination.open(hears_provider=True)
+            return self._train(begun_at, begun_with)
         finally:
+            self._termination.close()
             self._saves.close()
             self.callback_handler.close()
 
@@ -92,7 +95,8 @@ class Trainer(Scoring, Checkpointing):
         self.state = self._new_state()
         self.state.epoch = 0.0
         self._position = Position()
-        self._saves, self._termination = Saves(self.checkpoints, self.args), Termination(self.args, self.ranks)
+        self._saves = Saves(self.checkpoints, self.args)
+        self._termination = Termination(grace_s=self.args.jit_checkpoint_grace_s, option="enable_jit_checkpoint")
         self._record = Record(self.ranks, self.device, filters=self.args.logging_nan_inf_filter)
         if self.train_dataset is None and self._reads:
             raise UsageError("Trainer.train: needs a train_dataset")
@@ -250,7 +254,7 @@ class Trainer(Scoring, Checkpointing):
         if self.control.should_log and self._record.steps:
             self._log_step()
             self._agree()
-        if self._termination.is_near() and not self.control.should_abort_without_save:
+        if self._is_terminated() and not self.control.should_abort_without_save:
             self._save_and_go()
         if self.control.should_evaluate:
             is_best = self._is_best(self._evaluate())

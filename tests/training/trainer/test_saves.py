@@ -234,7 +234,8 @@ def test_a_notice_of_the_provider_saves_the_step_too(tmp_path: Path, monkeypatch
         node=0, worker=0, total_nodes=1, workers_per_node=1, accelerators=0, total_accelerators=0, head_addr="",
         head_port=0, job_id="job", notice_file=str(notice),
     )  # fmt: skip
-    monkeypatch.setattr("skyward.training.trainer.saves.instance_info", lambda: info)  # no cloud is here to give one
+    # No cloud is here to give one.
+    monkeypatch.setattr("skyward.training.checkpoint.termination.instance_info", lambda: info)
 
     def announces(state: Any, **_: Any) -> None:
         if state.global_step == 4:
