@@ -82,13 +82,12 @@ class Dispatch:
         task_id = engine.next_id()
         args, kwargs, sources = take_inputs(pending.fn, pending.args, pending.kwargs)
         future: Future[Any] = Future(
-            lambda: engine.cancel(task_id),
+            engine.cancel,
+            call_id=task_id,
             is_strict=is_strict,
-            lead=None if leads else lambda future: engine.leading.lead(task_id, future),
+            lead=None if leads else engine.leading.lead,
+            failures=failures,
         )
-        future.call_id = task_id
-        if failures is not None:
-            future.failures = failures
         task: Task
         if sources or pending.fn.is_generator:
             _refuse_retries(pending, reads=bool(sources))

@@ -134,23 +134,27 @@ class Future(concurrent.futures.Future[T]):
     delivered. A running call gets SIGINT (a KeyboardInterrupt in Python code), a grace, then SIGKILL.
     """
 
-    failures: Failures | None = None
-    """Where it is counted if it fails, until it is read."""
     is_read = False
     is_unread_failure = False
 
     def __init__(
         self,
-        stop: Callable[[], None] | None = None,
+        stop: Callable[[int], None] | None = None,
         *,
+        call_id: int = 0,
         is_strict: bool = False,
-        lead: Callable[[Future[Any]], None] | None = None,
+        lead: Callable[[int, Future[Any]], None] | None = None,
+        failures: Failures | None = None,
     ) -> None:
+        """`call_id`: the engine's number of the call, 0 for several calls; `stop` and `lead` are called with it."""
         super().__init__()
+        # Not closures: thousands of futures may wait, and the garbage collector walks over each object they hold.
         self._stop = stop
         self._lead = lead  # does a little of the I/O thread's work in the thread that waits
         self._is_strict = is_strict  # the standard library's meaning: a running call cannot be cancelled
-        self.call_id = 0  # of the engine; 0: of several calls
+        self.call_id = call_id
+        self.failures = failures
+        """Where it is counted if it fails, until it is read."""
         self.shown: Callable[[], None] | None = None
         """Waits a moment until what the call printed is shown: its output comes before its value."""
 
@@ -176,7 +180,7 @@ class Future(concurrent.futures.Future[T]):
                 interrupts.let_go()
             finally:
                 if is_new and self._stop is not None:
-                    self._stop()
+                    self._stop(self.call_id)
         if is_new:
             self._invoke_callbacks()  # type: ignore[attr-defined]  # typeshed leaves it out
         return True
@@ -226,7 +230,7 @@ class Future(concurrent.futures.Future[T]):
         if timeout is None and self._state in (_PENDING, _RUNNING):
             refuse_to_wait("result()")
             if self._lead is not None:
-                self._lead(self)
+                self._lead(self.call_id, self)
             interrupts.wait_for(self._wait_done)
         try:
             value: Any = super().result(timeout)

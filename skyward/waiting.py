@@ -70,11 +70,10 @@ def joined(futures: list[Future[Any]], failures: Failures | None = None) -> Futu
     `failures`: where it is counted if it fails.
     """
 
-    def stop() -> None:
+    def stop(_: int = 0) -> None:
         _stop(futures)
 
-    all_of_them: Future[tuple[Any, ...]] = Future(stop)
-    all_of_them.failures = failures
+    all_of_them: Future[tuple[Any, ...]] = Future(stop, failures=failures)
     left = len(futures)
     lock = threading.Lock()
 

@@ -63,7 +63,7 @@ def test_an_error_that_decoding_raises_is_the_calls_error() -> None:
 
 def test_a_running_call_can_be_cancelled_and_its_work_is_stopped_once() -> None:
     stopped: list[int] = []
-    future: Future[int] = Future(lambda: stopped.append(1))
+    future: Future[int] = Future(stopped.append, call_id=1)
     future.set_running()
     assert future.running()
     assert future.cancel()
@@ -78,7 +78,7 @@ def test_a_running_call_can_be_cancelled_and_its_work_is_stopped_once() -> None:
 
 def test_a_finished_call_cannot_be_cancelled() -> None:
     stopped: list[int] = []
-    future: Future[int] = Future(lambda: stopped.append(1))
+    future: Future[int] = Future(stopped.append, call_id=1)
     future.settle(3)
     assert not future.cancel()
     assert stopped == []

@@ -122,7 +122,7 @@ class TaskBuilder:
         if options.timeout_s is None and self._default_timeout_s is not None:
             options = dataclasses.replace(options, timeout_s=self._default_timeout_s)
         gang_id = self.next_id()
-        gang = Gang(
+        return Gang(
             id=gang_id,
             name=call.name,
             launch=launch,
@@ -134,13 +134,11 @@ class TaskBuilder:
             nodes=nodes,
             one_of=one_of,
             ranks_per_node=self._ranks_per_node(launch),
-            future=Future(lambda: self._cancel_gang(gang_id)),
+            future=Future(self._cancel_gang, call_id=gang_id),
             retries_left=options.retries,
             restarts_left=options.max_restarts,
             is_nested=is_nested,
         )
-        gang.future.call_id = gang_id
-        return gang
 
 
 def refuse_gang_options(options: CallOptions, name: str) -> None:

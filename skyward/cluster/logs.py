@@ -132,7 +132,7 @@ class LogRouter:
         if self._mask is not None:
             text = self._mask(text)
         if task is not None:
-            task.tail.append(text + "\n")
+            task.keep_line(text + "\n")
         if self._sink is None:
             return
         line = LogLine(

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import interrupts
@@ -133,7 +133,8 @@ class Task:
     payload: Encoded
     options: CallOptions
     rank: int | None = None
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    tail: deque[str] | tuple[()] = ()
+    """The last lines that it printed."""
     shown: Callable[[], None] | None = None
     """Waits until the last line that it printed is shown; None: it has printed nothing. Always returns soon."""
     is_cancelled: bool = False
@@ -150,6 +151,12 @@ class Task:
 
     is_nested: ClassVar[bool] = False
     """Whether a task has called it."""
+
+    def keep_line(self, line: str) -> None:
+        """Add a line to `tail`."""
+        if not self.tail:  # most tasks print nothing, and an empty deque takes 600 bytes
+            self.tail = deque(maxlen=TAIL_LINES)
+        self.tail.append(line)
 
     def after_output(self, decode: Callable[[], T]) -> Callable[[], T]:
         """`decode`, which first waits until what the task has printed so far is shown."""

@@ -111,7 +111,7 @@ class Caller:
 
     def _send(self, message: Encoded) -> Future[Any]:
         number = int.from_bytes(os.urandom(8), "little") | IS_NESTED
-        future: Future[Any] = Future(lambda: self._cancel(number))
+        future: Future[Any] = Future(lambda _: self._cancel(number))
         self._futures[number] = future
         if self._is_closed:  # in this very moment
             self._give_up()
