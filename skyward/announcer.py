@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from .errors import UsageError
 from .events import Emit, Event, EventsDropped
-from .outlet import notices, notify
 
 __all__ = ["Announcer", "EventStream"]
+
+_log = logging.getLogger(__name__)
 
 _LIMIT = 10_000
 """Events that wait for a reader; the oldest are dropped then."""
@@ -88,7 +89,7 @@ class Announcer:
     """Tells every listener of one pool. Thread-safe; telling takes microseconds, blocks on nobody and raises nothing.
 
     Args:
-        on_event: called with each event, in order, by a thread of ours. What it raises is reported once, and harms
+        on_event: called with each event, in order, by a thread of ours. What it raises is logged once, and harms
             nothing.
         on_heard: called with True when the first listener comes, and with False when the last one has gone: by any
             thread, so it must do next to nothing then.
@@ -181,8 +182,8 @@ def _call_with_each(function: Callable[[Event], object], stream: EventStream) ->
         except BaseException:  # SystemExit too: what follows is told all the same
             if not has_raised:
                 has_raised = True
-                told = notify(
-                    f"the function given as on_event= raised on a {type(event).__name__}; it is called all the same "
-                    f"with what follows, and further errors are not shown:\n{traceback.format_exc().rstrip()}"
+                _log.exception(
+                    "the function given as on_event= raised on a %s; it is called all the same with what follows, and "
+                    "further errors are not shown:",
+                    type(event).__name__,
                 )
-                notices.wait(told)

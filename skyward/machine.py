@@ -12,7 +12,7 @@ from .allocation import AllocationStrategy
 from .image import DEFAULT_IMAGE, Image
 from .topology import Peer
 
-__all__ = ["LogLine", "LogSink", "Machine", "Machines", "Offer", "PREEMPTED", "PoolSpec"]
+__all__ = ["PREEMPTED", "Gone", "LogLine", "LogSink", "Machine", "Machines", "Offer", "PoolSpec"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,15 @@ class Machine:
     handle: Any = field(default=None, compare=False, repr=False)
 
 
-PREEMPTED = "the provider took it back"
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """Why a machine certainly no longer runs. `is_preempted`: its provider took it back."""
+
+    reason: str
+    is_preempted: bool = False
+
+
+PREEMPTED = Gone(reason="the provider took it back", is_preempted=True)
 
 
 class Machines(Protocol):
@@ -109,8 +117,8 @@ class Machines(Protocol):
         """There will be no other machine for the node: end what there is of it. May block; may raise."""
         ...
 
-    def why_gone(self, node: int) -> str | None:
-        """Of a node that does not answer: why its machine is certainly gone, `PREEMPTED` if it was taken back.
+    def why_gone(self, node: int) -> Gone | None:
+        """Say why the machine of a node that does not answer is certainly gone.
 
         None: it may be there, and come back. May block for seconds; raises nothing.
         """

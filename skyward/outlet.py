@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import atexit
 import io
+import logging
 import os
 import select
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,6 +25,8 @@ from .printable import printable_lines
 __all__ = ["Outlet", "notify", "notices", "write_text"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _LIMIT_CHARACTERS = 16 << 20
 """Text that waits in an outlet. A burst of 100,000 lines fits; more than that at once is more than anyone reads."""
@@ -49,8 +51,7 @@ _outlets: weakref.WeakSet[Outlet[Any]] = weakref.WeakSet()
 class Outlet(Generic[T]):
     """A bounded queue and the thread that hands its items to a sink, in order. Thread-safe.
 
-    The sink may block for as long as it likes. If it raises, the error is reported once on standard error and the sink
-    gets nothing more.
+    The sink may block for as long as it likes. If it raises, the error is logged once and the sink gets nothing more.
 
     Args:
         sink: called with the next items, at most `batch` at a time.
@@ -174,7 +175,7 @@ class Outlet(Generic[T]):
         with self._condition:
             self._sink = None
             self._items.clear()
-        notify(f"{self._label} raised; it gets nothing more:\n{''.join(traceback.format_exception(error)).rstrip()}")
+        _log.error("%s raised; it gets nothing more:", self._label, exc_info=error)
 
     def forget_in_child(self) -> None:
         self._forget()

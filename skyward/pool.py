@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import inspect
 import itertools
+import logging
 import os
 import sys
 import threading
@@ -43,7 +44,6 @@ from .live import LivePool
 from .logs import Lines, LogFiles
 from .machine import LogSink, Offer, PoolSpec
 from .options import ALIASES, check_options, is_pool_name, translated
-from .outlet import notify
 from .oversights import Oversights
 from .packing import packed_initializer
 from .pool_machines import PoolMachines
@@ -58,6 +58,8 @@ from .targets import Calls, NodeCount, NodeTarget, checked_nodes, checked_roles
 from .user_lines import drop_our_frames, warn_user
 
 __all__ = ["ComputePool"]
+
+_log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
@@ -412,7 +414,7 @@ class ComputePool(Calls):
     def give_way(self, why: str) -> None:
         """Close for another pool: open calls, and later ones, raise PoolClosed. For notebooks, see `replacing`."""
         error = PoolClosed(f"{self._label or self._name}: this pool was closed: {why}")
-        notify(f"{self._label or self._name}: closing this pool: {why}")
+        _log.warning("%s: closing this pool: %s", self._label or self._name, why)
         if self._engine is not None:
             self._engine.cancel_all(error)
         self.close(cancel=True)

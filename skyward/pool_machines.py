@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -15,11 +16,12 @@ from .cost import Spending, affordable
 from .errors import BudgetExceeded, NoCapacity, ProviderError, QuotaExceeded, SkywardError
 from .events import Emit, Event
 from .journal import state_folder
-from .machine import Machine, Offer, PoolSpec
-from .outlet import notify
+from .machine import Gone, Machine, Offer, PoolSpec
 from .providers.base import Provider, as_rented, least_billed_s
 
 __all__ = ["PoolMachines"]
+
+_log = logging.getLogger(__name__)
 
 _MAX_REPLACEMENTS = 16
 _ASK_S = 5.0
@@ -176,7 +178,7 @@ class PoolMachines:
             self._terminate(old)
             self._machines.pop(node, None)
 
-    def why_gone(self, node: int) -> str | None:
+    def why_gone(self, node: int) -> Gone | None:
         machine = self._machines.get(node)
         return None if self._rented is None or machine is None else self._rented.why_gone(machine)
 
@@ -262,7 +264,7 @@ class PoolMachines:
         try:
             self._terminate(machine)
         except SkywardError as error:
-            notify(f"node {machine.node}: its old machine: {type(error).__name__}: {error}")
+            _log.error("node %d: its old machine: %s: %s", machine.node, type(error).__name__, error)
 
     def _terminate(self, machine: Machine) -> None:
         """One of them. Whatever comes of it, its lease is not renewed for ever."""

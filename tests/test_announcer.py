@@ -71,7 +71,7 @@ def test_who_listens_is_told_once_when_the_first_comes_and_the_last_has_gone() -
     assert (heard, announcer.is_heard) == ([True, False], False)
 
 
-def test_a_function_that_raises_is_reported_once_and_called_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_function_that_raises_is_reported_once_and_called_on(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Event] = []
 
     def fail(event: Event) -> None:
@@ -84,7 +84,7 @@ def test_a_function_that_raises_is_reported_once_and_called_on(capsys: pytest.Ca
         announcer.emit(NodeReady(node=n))
     announcer.close()
     assert len(seen) == 3
-    assert capsys.readouterr().err.count("ValueError: not today") == 1
+    assert caplog.text.count("ValueError: not today") == 1
 
 
 def test_a_function_may_end_what_it_listens_to() -> None:

@@ -133,7 +133,7 @@ def test_a_done_callback_that_raises_harms_no_other(
     assert "in a callback" in caplog.text
 
 
-def test_a_function_for_lines_that_ends_its_thread_gets_no_more_lines(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_function_for_lines_that_ends_its_thread_gets_no_more_lines(caplog: pytest.LogCaptureFixture) -> None:
     @sky.compute
     def say() -> None:
         print("a line")
@@ -145,7 +145,7 @@ def test_a_function_for_lines_that_ends_its_thread_gets_no_more_lines(capfd: pyt
         for _ in range(3):
             say() >> pool
         assert works(pool)
-    assert capfd.readouterr().err.count("the function given as logs= raised") == 1
+    assert caplog.text.count("the function given as logs= raised") == 1
 
 
 def test_a_client_that_blocks_sigint_can_interrupt_its_calls(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_may_pass_is_tried_again(fates: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("fates", [("final",), ("dead", "dead", "dead")])
 def test_a_node_that_is_given_up_leaves_nothing_while_its_pool_is_open(
-    fates: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+    fates: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Event] = []
     provider = Failing(fates=fates)
@@ -86,7 +86,7 @@ def test_a_node_that_is_given_up_leaves_nothing_while_its_pool_is_open(
             sky.compute(abs)(-3) >> pool
         until(provider.is_empty)
     assert provider.launches == ["well", *fates]
-    assert "could not be replaced: Unreachable" in capfd.readouterr().err
+    assert "could not be replaced: Unreachable" in caplog.text
 
 
 def test_closing_a_pool_ends_the_launch_that_is_under_way() -> None:

@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if run is None:
         parser.print_help()
         return 0
+    from ..console.log_handler import install_handler  # `logging` takes milliseconds that --help does not need
+
+    install_handler()
     try:
         return run(arguments)
     except errors.SkywardError as error:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InternalError, Unreachable
+from ..machine import Gone
 from ..wire.ends import Ends
 from ..wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, Kind, pack
 from ..wire.stream import MAGIC, StreamChannel
@@ -58,7 +59,14 @@ LINK_TIMES = LinkTimes()
 
 
 class Forgotten(Exception):
-    """The agent that knew the session is gone. Never seen by users."""
+    """The agent that knew the session is gone. Never seen by users.
+
+    Attributes: `gone` (why its machine is; None: it may still run).
+    """
+
+    def __init__(self, message: str, gone: Gone | None = None) -> None:
+        super().__init__(message)
+        self.gone = gone
 
 
 class CommandEnds(Ends):
@@ -241,7 +249,7 @@ class Dialler:
             self._dialled.discard(ends)
 
     def dial_until(
-        self, deadline: float, times: LinkTimes, why_gone: Callable[[], str | None] = lambda: None
+        self, deadline: float, times: LinkTimes, why_gone: Callable[[], Gone | None] = lambda: None
     ) -> tuple[Ends, dict[str, Any]]:
         """`dial` again and again, until `deadline` (monotonic). Raises as `dial` does, Unreachable also when closed.
 
@@ -254,8 +262,8 @@ class Dialler:
             except Unreachable:
                 if time.monotonic() + backoff_s >= deadline or self._closed.wait(backoff_s):
                     raise
-                if reason := why_gone():
-                    raise Forgotten(reason) from None
+                if gone := why_gone():
+                    raise Forgotten(gone.reason, gone) from None
             backoff_s = min(2 * backoff_s, times.most_backoff_s)
 
     def close(self) -> None:

@@ -5,12 +5,12 @@ A part of `DirectEngine` in a file of its own: it changes the engine's books, wh
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 from ..errors import InternalError, NodeError, SkywardError, Unreachable
-from ..machine import PREEMPTED, Machine
-from ..outlet import notify
+from ..machine import PREEMPTED, Gone, Machine
 from ..wire.ends import Ends
 from .dial import LINK_TIMES, Forgotten
 from .gang import RankTask
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .direct import DirectEngine
 
 __all__ = ["Faults"]
+
+_log = logging.getLogger(__name__)
 
 _REPLACEMENT_TRIES = 3
 """How often a lost node gets another machine before it is given up, where those that it gets cannot be reached."""
@@ -42,7 +44,7 @@ class Faults:
     def link_gone(self, link: NodeLink, why: str) -> None:
         """Of a socket: the node is gone. Of a remote link: another is made, and until then nobody sees a difference."""
         if link.dialler is None:
-            self._node_gone(link, why)
+            self._node_gone(link, Gone(reason=why))
             return
         with self._books:
             if not self._books.is_open or not link.channel.is_attached:
@@ -54,7 +56,9 @@ class Faults:
         start_thread(
             lambda: self._reconnect(link, ends),
             name="skyward-reconnect",
-            failed=lambda error: self._node_gone(link, f"no other link to it could be made: {in_words(error)}"),
+            failed=lambda error: self._node_gone(
+                link, Gone(reason=f"no other link to it could be made: {in_words(error)}")
+            ),
         )
 
     def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
@@ -65,8 +69,11 @@ class Faults:
         deadline = link.channel.heard_at + self._books.machines[link.node].lease_s + LINK_TIMES.margin_s
         try:
             made, facts = link.dialler.dial_until(deadline, LINK_TIMES, lambda: self._why_gone(link.node))
-        except (Forgotten, NodeError, InternalError) as error:
-            self._node_gone(link, str(error))
+        except Forgotten as error:
+            self._node_gone(link, error.gone or Gone(reason=str(error)))
+            return
+        except (NodeError, InternalError) as error:
+            self._node_gone(link, Gone(reason=str(error)))
             return
         with self._books:
             if not self._books.is_open or self._books.links.get(link.node) is not link:
@@ -80,7 +87,7 @@ class Faults:
             self._engine.sending.perform(self._books.scheduler.node_resumed(link.node))
         self._books.watcher.wake()
 
-    def _why_gone(self, node: int) -> str | None:
+    def _why_gone(self, node: int) -> Gone | None:
         try:
             return None if self._engine.nodes.source is None else self._engine.nodes.source.why_gone(node)
         except SkywardError:  # the provider does not answer: its machine may well
@@ -88,7 +95,7 @@ class Faults:
 
     # Lost nodes -----------------------------------------------------------------------------------------------------
 
-    def _node_gone(self, link: NodeLink, why: str) -> None:
+    def _node_gone(self, link: NodeLink, gone: Gone) -> None:
         with self._books:  # closed under the lock: another thread may be about to write to it
             self._engine.leading.drop_line(link)
             self._engine.nodes.unwatch(link)
@@ -102,10 +109,10 @@ class Faults:
             if self._books.links.get(node) is link:
                 del self._books.links[node]
             self._taken_back.discard(node)
-            if why == PREEMPTED:
+            if gone.is_preempted:
                 self._taken_back.add(node)
             will_return = self._engine.nodes.source is not None
-            self._engine.teller.node_lost(node, will_return=will_return, reason=why)
+            self._engine.teller.node_lost(node, will_return=will_return, reason=gone.reason)
             for task in list(self._books.tasks.values()):
                 self._lose(task, node)
             self._engine.sending.perform(self._books.scheduler.node_lost(node, will_return=will_return))
@@ -127,8 +134,8 @@ class Faults:
             start_thread(
                 lambda: self._relieve(link),
                 name="skyward-relieve",
-                failed=lambda error: notify(
-                    f"node {link.node}: it is not replaced ahead of its end: {in_words(error)}"
+                failed=lambda error: _log.error(
+                    "node %d: it is not replaced ahead of its end: %s", link.node, in_words(error)
                 ),
             )
 
@@ -138,7 +145,7 @@ class Faults:
         try:
             is_ready = self._engine.nodes.source.prepare_replacement(link.node)
         except Exception as error:  # then it is replaced once it is gone
-            notify(f"node {link.node}: no other machine yet: {type(error).__name__}: {error}")
+            _log.warning("node %d: no other machine yet: %s", link.node, in_words(error))
             return
         while is_ready:
             with self._books.lock:
@@ -224,8 +231,8 @@ class Faults:
         if not self._books.is_open:
             return  # the pool ends what there is
         assert self._engine.nodes.source is not None
-        notify(f"node {node} could not be replaced: {in_words(error)}")
+        _log.error("node %d could not be replaced: %s", node, in_words(error))
         try:
             self._engine.nodes.source.give_up(node)
         except Exception as failure:
-            notify(f"node {node}: and then: {type(failure).__name__}: {failure}")
+            _log.error("node %d: and then: %s", node, in_words(failure))

@@ -7,6 +7,7 @@ unpickles what users made, is done by a thread of its own: the I/O thread only t
 from __future__ import annotations
 
 import concurrent.futures
+import logging
 import os
 import pickle
 import queue
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InternalError, SkywardError, UsageError
-from ..outlet import notify
 from ..schedule.actions import Refuse
 from ..wire.blobs import Blob, blob_digest, content_digest
 from ..wire.channel import BLOBS, CONTROL
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .direct import DirectEngine
 
 __all__ = ["NestedCalls"]
+
+_log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
 
@@ -185,7 +187,7 @@ class NestedCalls:
             try:
                 work()
             except BaseException as error:  # of one call; the others go on
-                notify(f"a call of a task: {type(error).__name__}: {error}")
+                _log.error("a call of a task: %s", in_words(error))
             del work  # it holds arrays
 
     def _begin(self, call: _Call, body: bytes, blobs: Mapping[bytes, Blob]) -> None:

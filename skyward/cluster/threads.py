@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-import traceback
 from collections.abc import Callable, Iterable
 
-from ..outlet import notify
-
 __all__ = ["in_words", "report", "run_side_by_side", "start_thread"]
+
+_log = logging.getLogger(__name__)
 
 
 def start_thread(run: Callable[[], object], *, name: str, failed: Callable[[BaseException], object]) -> None:
@@ -53,12 +53,5 @@ def in_words(error: BaseException) -> str:
 
 
 def report(error: BaseException) -> None:
-    """Tell the user of a bug of ours in a thread that goes on."""
-    notify(f"an error in a thread of the pool, which goes on; please report this\n{_trace(error)}")
-
-
-def _trace(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except BaseException:  # a `__str__` of the user's
-        return in_words(error)
+    """Log a bug of ours in a thread that goes on."""
+    _log.error("an error in a thread of the pool, which goes on; please report this", exc_info=error)

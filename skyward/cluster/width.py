@@ -7,11 +7,11 @@ uses them in turn (`wire.ends.Stripes`). Near ones, and those that carry little,
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Final
 
 from ..errors import Unreachable
-from ..outlet import notify
 from ..wire.ends import CAN_STRIPE, Ends
 from ..wire.stream import StreamChannel
 from .books import Books
@@ -20,6 +20,8 @@ from .link import NodeLink, Readable
 from .threads import in_words, start_thread
 
 __all__ = ["MOST_CHANNELS", "Width", "channels_for"]
+
+_log = logging.getLogger(__name__)
 
 MOST_CHANNELS: Final = 6
 """Of one link. sshd allows 10 sessions of a connection (MaxSessions); the keeper has one, commands have some."""
@@ -66,7 +68,7 @@ class Width:
         start_thread(
             lambda: self._widen(link),
             name="skyward-widen",
-            failed=lambda error: notify(f"node {link.node}: its link stays narrow: {in_words(error)}"),
+            failed=lambda error: _log.warning("node %d: its link stays narrow: %s", link.node, in_words(error)),
         )
 
     def _widen(self, link: NodeLink) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from ..events import Event, PoolClosed, PoolReady, PoolStarted
 from ..outlet import notices, notify
+from .log_handler import install_handler
 from .panel import Counts, Style, panel_lines, status_line
 from .plain import PlainLines
 from .state import PoolState
@@ -60,13 +61,14 @@ def mode_here() -> Mode:
 def open_console(
     wanted: bool | None, *, name: str, is_quick: bool, counts: Callable[[], Counts | None]
 ) -> Console | None:
-    """The view of a pool that is about to start.
+    """The view of a pool that is about to start; log records of the pool are shown from now on, with or without it.
 
     Args:
         wanted: False: none. None: of a quick pool only what goes wrong, and the live view after two seconds. True: all.
         is_quick: it starts in a moment and costs nothing, so nothing need be said of it.
         counts: of its calls, now; None where it has none yet.
     """
+    install_handler()
     if wanted is False:
         return None
     mode = mode_here()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import queue
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -21,7 +21,6 @@ from typing import Any, Protocol, TypeVar
 
 from ..calls import CallOptions, PendingCompute
 from ..errors import MissingDependency
-from ..outlet import notify
 from ..wire.seen import SeenArrays
 
 try:
@@ -34,6 +33,8 @@ from .joblib_batch import ThreadsOfSlot, run_batch, travelling
 from .joblib_waiting import Waiting
 
 __all__ = ["SkywardBackend", "joblib_backend", "sklearn_backend"]
+
+_log = logging.getLogger(__name__)
 
 _LEAST_BATCH_S = 0.2
 """As joblib has it. Its batches at the end of the input are small, so that few slots wait there."""
@@ -294,7 +295,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
                     batch.callback(future)
                     self._reader.ended(batch.callback)
             except BaseException:  # joblib's callback has noted what its call raised; the other batches go on
-                notify(f"a callback of joblib's raised:\n{traceback.format_exc().rstrip()}")
+                _log.exception("a callback of joblib's raised:")
             del entry, batch, future, following  # no result lives on in a thread that waits
 
     # Batch size -----------------------------------------------------------------------------------------------------

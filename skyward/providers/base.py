@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol, cast
 
 from ..events import Emit
-from ..machine import Machine, Offer, PoolSpec
+from ..machine import Gone, Machine, Offer, PoolSpec
 
 __all__ = ["Provider", "RentedProvider", "as_rented", "least_billed_s"]
 
@@ -65,8 +65,8 @@ class RentedProvider(Provider, Protocol):
         """For so long at most machines cost money after `terminate` was called."""
         ...
 
-    def why_gone(self, machine: Machine) -> str | None:
-        """Why it is certainly gone, PREEMPTED if it was taken back; None: it may be there. Raises nothing."""
+    def why_gone(self, machine: Machine) -> Gone | None:
+        """Say why a machine is certainly gone; None: it may be there. Raises nothing."""
         ...
 
     def reaper(self, pool: str) -> tuple[str, ...]:

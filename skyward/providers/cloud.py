@@ -18,7 +18,7 @@ from ..errors import ForeignState, NoCapacity, ProviderError, Throttled
 from ..events import Emit, InstanceTerminated, ignore
 from ..image import Image
 from ..journal import Journal, Owner
-from ..machine import PREEMPTED, Machine, Offer, PoolSpec
+from ..machine import PREEMPTED, Gone, Machine, Offer, PoolSpec
 from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
 from .ending import Ending, shielded
@@ -96,7 +96,7 @@ class CloudProvider(abc.ABC):
         tags = {JOURNAL_TAG: journal, OWNER_TAG: self.owner.tag}
         return self.cloud().plan(self.request(spec, offer, pool, spec.nodes, token=f"{journal}-0", tags=tags))
 
-    def why_gone(self, machine: Machine) -> str | None:
+    def why_gone(self, machine: Machine) -> Gone | None:
         rental: Rental = machine.handle
         try:
             listed = self.cloud().describe({JOURNAL_TAG: rental.journal.id})
@@ -105,7 +105,7 @@ class CloudProvider(abc.ABC):
         found = [i for i in listed if i.id == rental.instance and not i.is_billed]
         if not found:
             return None
-        return PREEMPTED if found[0].reason == "spot" else found[0].reason or "it has ended"
+        return PREEMPTED if found[0].is_preempted else Gone(reason=found[0].reason or "it has ended")
 
     def reaper(self, pool: str) -> tuple[str, ...]:
         """The command that ends all that was rented for the pool, from any process of this user."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,11 +10,12 @@ from typing import NoReturn, TypeVar
 
 from ..errors import AuthFailed, OutcomeUnknown, ProviderError, TerminateFailed, Throttled
 from ..journal import Journal
-from ..outlet import notify
 from .clock import Clock, patiently
 from .rented import ATTEMPT_TAG, JOURNAL_TAG, Cloud, Instance
 
 __all__ = ["END_LIMIT_S", "Ending", "shielded"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -213,7 +215,7 @@ def shielded(action: Callable[[], T]) -> T:
             raised.append(error)
             if len(raised) == _MOST_SIGNALS:
                 raise
-            notify("machines are being ended; twice more Ctrl-C leaves that to the keeper")
+            _log.warning("machines are being ended; twice more Ctrl-C leaves that to the keeper")
     if failure:
         raise failure[0]
     if raised:

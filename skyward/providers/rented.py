@@ -46,7 +46,9 @@ class Instance:
     is_spot: bool = False
     launched_at: float = 0.0
     reason: str = ""
-    """Why it is ending or gone, where the provider says so: "spot" when it took the machine back."""
+    """Why it is ending or gone, where the provider says so."""
+    is_preempted: bool = False
+    """The provider took it back."""
     is_refused: bool = False
     """It ended for a reason that any other machine of this account would have ended for: no lack of capacity."""
 

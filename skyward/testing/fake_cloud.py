@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, ClassVar
 
 from ..accelerators import Accelerator
@@ -27,7 +28,7 @@ from ..providers.local import Local
 from ..providers.rented import JOURNAL_TAG, ApiCall, Host, Instance, Request
 from ..topology import Peer
 
-__all__ = ["FakeCloud", "FakeFaults", "FakeProvider", "FakeServer"]
+__all__ = ["FakeCloud", "FakeEnd", "FakeFaults", "FakeProvider", "FakeServer"]
 
 _CATALOGUE = (
     Offer(provider="fake", instance_type="small", vcpus=2, memory_gib=4.0, price_usd_per_hour=0.04),
@@ -75,6 +76,14 @@ class FakeFaults:
     """How many machines there are in all of an offer; without limit where it is not in it."""
 
 
+class FakeEnd(Enum):
+    """Why a machine of the fake cloud ended; the value is what the provider says of it."""
+
+    ASKED = "terminated by its user"
+    LEASE = "powered off when its lease was over"
+    PREEMPTED = "taken back"
+
+
 @dataclass
 class FakeServer:
     """A machine of the fake cloud: times are of its clock, as `monotonic` has it; None: not yet."""
@@ -88,7 +97,7 @@ class FakeServer:
     touched_at: float | None = None
     terminated_at: float | None = None
     gone_at: float | None = None
-    reason: str = ""
+    end: FakeEnd | None = None
     terminate_calls: int = 0
     """How often a terminate call was carried out on it; more than one is a fault of the caller."""
 
@@ -208,9 +217,9 @@ class FakeCloud:
                 raise Throttled("fake: a machine that is pending cannot be terminated")
             for server in known if is_carried_out else ():
                 if server.terminated_at is None:
-                    self._end(server, now, "asked")
+                    self._end(server, now, FakeEnd.ASKED)
                     server.terminate_calls += 1
-                elif server.reason == "asked":
+                elif server.end is FakeEnd.ASKED:
                     server.terminate_calls += 1
             if error is not None:
                 raise error
@@ -257,7 +266,7 @@ class FakeCloud:
     def reclaim(self, instance_id: str) -> None:
         """Take a spot machine back, now."""
         with self._lock:
-            self._end(self.servers[instance_id], self.clock.monotonic(), "spot")
+            self._end(self.servers[instance_id], self.clock.monotonic(), FakeEnd.PREEMPTED)
 
     def billed(self) -> list[FakeServer]:
         """Those that cost money now."""
@@ -272,7 +281,7 @@ class FakeCloud:
             if server.terminated_at is None and server.ready_at is not None and now >= server.ready_at:
                 over = max(server.ready_at, server.touched_at or 0.0) + server.request.lease_s
                 if now > over:
-                    self._end(server, over, "lease")
+                    self._end(server, over, FakeEnd.LEASE)
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -332,9 +341,9 @@ class FakeCloud:
         self.servers[server.id] = server
         return server.id
 
-    def _end(self, server: FakeServer, at: float, reason: str) -> None:
+    def _end(self, server: FakeServer, at: float, end: FakeEnd) -> None:
         if server.terminated_at is None:
-            server.terminated_at, server.gone_at, server.reason = at, at + self.faults.ending_s, reason
+            server.terminated_at, server.gone_at, server.end = at, at + self.faults.ending_s, end
 
     def _shown(self, server: FakeServer, stale_s: float = 0.0) -> Instance:
         number = int(server.id.removeprefix("fake-"))
@@ -347,7 +356,8 @@ class FakeCloud:
             zone=server.request.offer.zone,
             is_spot=server.request.offer.is_spot,
             launched_at=server.launched_at,
-            reason=server.reason,
+            reason="" if server.end is None else server.end.value,
+            is_preempted=server.end is FakeEnd.PREEMPTED,
         )
 
 

@@ -570,6 +570,9 @@ def test_a_machine_that_was_taken_back_is_told_from_one_that_is_cut_off(provider
     machines = launched(provider, PoolSpec(nodes=2, allocation="on-demand"))
     assert provider.why_gone(machines[0]) is None
     ec2.terminate_instances(InstanceIds=[machines[0].handle.instance])
-    assert "User initiated" in str(provider.why_gone(machines[0]))
+    gone = provider.why_gone(machines[0])
+    assert gone is not None
+    assert "User initiated" in gone.reason
+    assert not gone.is_preempted
     assert provider.why_gone(machines[1]) is None
     provider.terminate(machines)

@@ -15,7 +15,7 @@ from skyward.events import Emit, InstanceLaunched, ignore
 from skyward.journal import journals
 from skyward.machine import Machine, PoolSpec
 from skyward.providers.rented import Host, Instance, Request
-from skyward.testing.fake_cloud import FakeCloud, FakeFaults, FakeProvider
+from skyward.testing.fake_cloud import FakeCloud, FakeEnd, FakeFaults, FakeProvider
 from skyward.testing.virtual_clock import FastClock, VirtualClock
 from tests.waiting import until
 
@@ -190,7 +190,7 @@ def test_what_nobody_was_told_of_ends_with_the_last_of_its_pool() -> None:
     provider = FakeProvider(api=MakesOneMore(VirtualClock()))
     machines = launched(provider, PoolSpec(nodes=2))
     provider.terminate(machines)
-    assert [server.reason for server in provider.api.servers.values()] == 3 * ["asked"]
+    assert [server.end for server in provider.api.servers.values()] == 3 * [FakeEnd.ASKED]
     assert journals() == []
 
 

@@ -24,7 +24,7 @@ from skyward.errors import ProviderError, TerminateFailed
 from skyward.journal import Owner, journals
 from skyward.machine import Machine, PoolSpec
 from skyward.providers.reaping import gc, ls, reap
-from skyward.testing.fake_cloud import FakeCloud, FakeFaults, FakeProvider
+from skyward.testing.fake_cloud import FakeCloud, FakeEnd, FakeFaults, FakeProvider
 from skyward.testing.virtual_clock import VirtualClock
 
 LEASE_S = 120.0
@@ -364,9 +364,9 @@ class Schedules(RuleBasedStateMachine):
         for client in getattr(self, "clients", []):
             if client.is_alive:
                 servers = [self.cloud.servers[i] for i in client.instances]
-                assert [s.id for s in servers if s.reason == "asked"] == []
+                assert [s.id for s in servers if s.end is FakeEnd.ASKED] == []
                 if not client.was_without_contact:
-                    assert [s.id for s in servers if s.reason == "lease"] == []
+                    assert [s.id for s in servers if s.end is FakeEnd.LEASE] == []
 
     @invariant()
     def none_is_forgotten(self) -> None:

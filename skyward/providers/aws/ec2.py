@@ -158,7 +158,6 @@ def _names_ours(error: NotThere, parameters: Mapping[str, Any], aws: AWS) -> boo
 
 def _instance(found: Mapping[str, Any]) -> Instance:
     reason = found.get("StateReason", {})
-    is_reclaimed = reason.get("Code") in _SPOT_REASONS
     return Instance(
         id=found["InstanceId"],
         state=_STATES[found["State"]["Name"]],
@@ -169,7 +168,8 @@ def _instance(found: Mapping[str, Any]) -> Instance:
         zone=found.get("Placement", {}).get("AvailabilityZone", ""),
         is_spot=found.get("InstanceLifecycle") == "spot",
         launched_at=found["LaunchTime"].timestamp(),
-        reason="spot" if is_reclaimed else reason.get("Message", ""),
+        reason=reason.get("Message", ""),
+        is_preempted=reason.get("Code") in _SPOT_REASONS,
         # Source: EC2 API, "StateReason": Client.* is about the account (its keys, its limits) or was asked for by it.
         is_refused=str(reason.get("Code", "")).startswith("Client."),
     )
