@@ -3,9 +3,6 @@
 from . import callbacks as callbacks
 from . import evaluation as evaluation
 from . import sakura as sakura
-from .adapters.hf import HFCallbacks as HFCallbacks
-from .adapters.keras import KerasCallbacks as KerasCallbacks
-from .adapters.lightning import LightningCallbacks as LightningCallbacks
 from .agree import Alone as Alone
 from .agree import RankFailed as RankFailed
 from .agree import Ranks as Ranks
@@ -40,6 +37,9 @@ from .events import Stateful as Stateful
 from .events import TrainerCallback as TrainerCallback
 from .events import TrainerControl as TrainerControl
 from .events import TrainerState as TrainerState
+from .frameworks.hf.callbacks import HFCallbacks as HFCallbacks
+from .frameworks.keras.callbacks import KerasCallbacks as KerasCallbacks
+from .frameworks.lightning.callbacks import LightningCallbacks as LightningCallbacks
 from .reporting import report as report
 from .trainer import AccelTrainer as AccelTrainer
 from .trainer import DDPTrainer as DDPTrainer

@@ -9,12 +9,11 @@ from tests.training.checkpoint.crew import Said, run_cases
 
 @pytest.fixture(scope="session")
 def said_under_trainers(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """What two ranks say of the cases of `adapters` and of `sakura`, under the Trainers of Hugging Face and Lightning.
+    """What two ranks say of the cases of callbacks and of evaluations under the Trainers of Hugging Face and Lightning.
 
     Lightning takes what torchrun would have set as its environment; the group itself meets at a file.
     """
-    from tests.training.adapters import rank_cases as adapters
-    from tests.training.sakura import rank_cases as sakura
+    from tests.training.frameworks import evaluation_rank_cases, rank_cases
 
     def environment(rank: int) -> dict[str, str]:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0}
@@ -22,4 +21,4 @@ def said_under_trainers(tmp_path_factory: pytest.TempPathFactory) -> Said:
         return {name: str(value) for name, value in (place | meeting).items()}
 
     folder = tmp_path_factory.mktemp("trainers")
-    return run_cases([*adapters.CASES, *sakura.CASES], world=2, folder=folder, environment=environment)
+    return run_cases([*rank_cases.CASES, *evaluation_rank_cases.CASES], world=2, folder=folder, environment=environment)

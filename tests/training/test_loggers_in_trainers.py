@@ -90,7 +90,7 @@ def test_hugging_faces_trainer_stopped_and_resumed_has_the_logs_of_one_that_was_
     from transformers import Trainer, TrainingArguments
 
     from skyward.training import DefaultMetrics, InfoCallback, ProgressCallback, TrainerCallback
-    from skyward.training.adapters.hf import HFCallbacks
+    from skyward.training.frameworks.hf.callbacks import HFCallbacks
     from tests.training.resumed_run import DATA, Line, loggers
 
     class StopsAt(TrainerCallback):

@@ -1,4 +1,4 @@
-"""Evaluation beside training as a callback: of our Trainer, and by the adapters of others."""
+"""Evaluation beside training as a callback: of our Trainer, and, by `skyward.training.frameworks`, of others'."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..adapters.model import unwrapped
+from ..frameworks.model import unwrapped
 
 __all__ = ["FROZEN_SAMPLE", "frozen_sample", "halved", "is_sharded", "model_state", "sends_parts"]
 

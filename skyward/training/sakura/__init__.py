@@ -4,7 +4,8 @@
 
     transformers.Trainer(..., callbacks=[SakuraHFCallback(model_factory=..., eval_fn=..., eval_payload=...)])
 
-Names are loaded when they are first used: importing this imports no framework.
+Names are loaded when they are first used: importing this imports no framework. The modules beside this one have the
+paths of Sakura's.
 """
 
 from ..._lazy import lazy_names as _lazy_names

@@ -1,4 +1,4 @@
-"""Sakura's name of the module with `SakuraHFCallback`."""
+"""Sakura's module path of `SakuraHFCallback`."""
 
 from ..._lazy import lazy_names as _lazy_names
 

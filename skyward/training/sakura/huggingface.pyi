@@ -1,3 +1,3 @@
-"""Sakura's name of the module with `SakuraHFCallback`."""
+"""Sakura's module path of `SakuraHFCallback`."""
 
-from .hf import SakuraHFCallback as SakuraHFCallback
+from ..frameworks.hf.evaluation import SakuraHFCallback as SakuraHFCallback

@@ -1,4 +1,4 @@
-"""Sakura's name of the module with `SakuraKerasCallback`."""
+"""Sakura's module path of `SakuraKerasCallback`."""
 
 from ..._lazy import lazy_names as _lazy_names
 

@@ -1,3 +1,3 @@
-"""Sakura's name of the module with `SakuraKerasCallback`."""
+"""Sakura's module path of `SakuraKerasCallback`."""
 
-from .keras import SakuraKerasCallback as SakuraKerasCallback
+from ..frameworks.keras.evaluation import SakuraKerasCallback as SakuraKerasCallback

@@ -19,7 +19,6 @@ import torch
 from skyward.cli import main
 from skyward.errors import SkywardError, UsageError
 from skyward.training import TrainingArguments
-from skyward.training.adapters.lightning_io import lightning_checkpoint_io
 from skyward.training.checkpoint import (
     CheckpointCoordinator,
     CheckpointManager,
@@ -36,6 +35,7 @@ from skyward.training.checkpoint import (
 from skyward.training.checkpoint.folders import digest_of_file, folder_at
 from skyward.training.checkpoint.sharded import write_whole
 from skyward.training.checkpoint.writer import check_is_zip
+from skyward.training.frameworks.lightning.checkpoint_io import lightning_checkpoint_io
 from tests.training.checkpoint.states import Box, part
 from tests.training.trainer.regression import trainer
 

@@ -1,4 +1,4 @@
-"""Probes under the Trainers of transformers and Lightning, by the adapters."""
+"""Probes under the Trainers of transformers and Lightning, by our callbacks for them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def probes() -> list[TrainerCallback]:
 )
 def test_under_huggingfaces_trainer(tmp_path: Path, strategy: dict[str, Any], steps: list[int]) -> None:
     transformers = pytest.importorskip("transformers")
-    from skyward.training.adapters.hf import HFCallbacks
+    from skyward.training.frameworks.hf.callbacks import HFCallbacks
 
     seen, text = Seen(), TextgenCallback(prompts=["ab"], max_new_tokens=3)
     args = transformers.TrainingArguments(
@@ -100,7 +100,7 @@ def test_under_huggingfaces_trainer(tmp_path: Path, strategy: dict[str, Any], st
 )
 def test_under_lightnings_trainer(tmp_path: Path, chosen: dict[str, Any], steps: list[int]) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
-    from skyward.training.adapters.lightning import LightningCallbacks
+    from skyward.training.frameworks.lightning.callbacks import LightningCallbacks
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]  # Any to mypy here
         def __init__(self) -> None:

@@ -25,13 +25,16 @@ def fresh(code: str) -> str:
     ("module", "name"),
     [
         ("lightning", "SakuraTrainer"),
+        ("lightning", "SakuraLightningCallback"),
         ("huggingface", "SakuraHFCallback"),
+        ("hf", "SakuraHFCallback"),
         ("tensorflow", "SakuraKerasCallback"),
+        ("keras", "SakuraKerasCallback"),
         ("ml.async_trainer", "AsyncTrainer"),
     ],
 )
 def test_modules_have_the_paths_of_sakura(module: str, name: str) -> None:
-    if module == "tensorflow":
+    if name == "SakuraKerasCallback":
         pytest.importorskip("keras")
     found = importlib.import_module(f"skyward.training.sakura.{module}")
     assert getattr(found, name) is getattr(sakura, name)
@@ -42,7 +45,7 @@ def test_modules_have_the_paths_of_sakura(module: str, name: str) -> None:
 def test_a_module_imports_no_framework_before_its_name_is_used() -> None:
     code = "import sys\n" + "\n".join(
         f"import skyward.training.sakura.{name}"
-        for name in ("lightning", "huggingface", "tensorflow", "ml.async_trainer")
+        for name in ("lightning", "huggingface", "hf", "tensorflow", "keras", "ml.async_trainer")
     )
     loaded = {name.partition(".")[0] for name in fresh(f"{code}\nprint(*sys.modules)").split()}
     assert not loaded & {"torch", "lightning", "transformers", "keras", "tensorflow", "jax"}

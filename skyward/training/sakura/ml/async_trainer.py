@@ -1,5 +1,174 @@
-"""Sakura's name of the module with `AsyncTrainer`."""
+"""`AsyncTrainer`: tests a trainer's model beside its next epoch. For loops of no framework."""
 
-from ..plain import AsyncTrainer
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from ....errors import UsageError
+from ....signatures import checked_options
+from ...evaluation.prepared import Prepared
+from ...frameworks.evaluations import EvaluatorOptions, row_of
+
+if TYPE_CHECKING:
+    from ...evaluation import AsyncEvaluator, EvaluationRecord, Timeline
 
 __all__ = ["AsyncTrainer"]
+
+_NEEDED = ("train", "serialized_state_dict", "_epochs", "_metrics")
+
+
+@checked_options
+class AsyncTrainer:
+    """Runs a trainer's epochs, and tests the weights of each while the next one trains.
+
+        AsyncTrainer(trainer, make_model, lambda model: {"loss": score(model)}).run(loader)
+
+    trainer: has `train(loader)`, which trains one epoch; `_epochs`, to be iterated over, or their number; `_metrics`,
+        whose `test` (a key of a dictionary, else an attribute) is set to the latest result, before the next epoch
+        begins and when all is done; and `serialized_state_dict()`: the weights, as one pickle, as a dictionary of
+        pickles, or, with less work for training, as a dictionary of tensors or arrays. Its `_epoch` is set to each of
+        `_epochs`, from 0 where that is a number.
+    model_factory: makes the architecture; called by a worker.
+    test_fn: (model) -> metrics, a dictionary. A torch model is in evaluation mode.
+    val_compute: where tests run. None: a thread here; "subprocess"; a pool, a node or role of it; an AdaptiveCompute;
+        any Dispatcher.
+    drain: "strict" waits for the test of the epoch before; "lazy" does not, and `_metrics.test` may be older.
+    cache_key: "auto": a worker keeps the model for this trainer; a name of yours: for all that have the same; None: it
+        is made anew each time.
+    load: (model, state) -> None puts weights in; None: those of torch, and lists of arrays into Keras's models.
+    drain_timeout_s: seconds that the end waits for tests under way; None: no limit.
+    Others: as `AsyncEvaluator` has them; `max_age_steps` counts epochs here. Tests that fail, are skipped or are too
+        old leave `_metrics.test` as it is.
+
+    `history`: a row for each test: its metrics, `epoch`, `elapsed_secs`, `step` (epochs trained), `snapshot_id`,
+    `submitted_at`, `started_at`, `finished_at`, `worker`, `status`; `skipped` True where it was. `records`: the same
+    as EvaluationRecords.
+
+    Raises: UsageError for what is not legal.
+    """
+
+    def __init__(  # noqa: PLR0913  # keyword-only options
+        self,
+        trainer: Any,
+        model_factory: Callable[[], Any],
+        test_fn: Callable[[Any], Any],
+        val_compute: Any = None,
+        *,
+        drain: Literal["lazy", "strict"] = "strict",
+        cache_key: str | None = "auto",
+        fp16_state_dict: bool = False,
+        max_pending: int = 4,
+        on_backpressure: Literal["skip", "queue", "block"] = "skip",
+        on_error: Literal["record", "raise"] = "record",
+        gate: Literal["auto", "always", "sync"] = "auto",
+        timeout_s: float | None = None,
+        max_age_steps: int | None = None,
+        load: Callable[[Any, Any], object] | None = None,
+        drain_timeout_s: float | None = 300.0,
+        timeline: Timeline | None = None,
+    ) -> None:
+        missing = [name for name in _NEEDED if not hasattr(trainer, name)]
+        if missing:
+            raise UsageError(f"trainer: {type(trainer).__name__} has no {', '.join(missing)}, which AsyncTrainer needs")
+        for field, function in (("model_factory", model_factory), ("test_fn", test_fn)):
+            if not callable(function):
+                raise UsageError(f"{field}={function!r}: it cannot be called; give a function")
+        self._epochs = _epochs_of(trainer)
+        self._trainer, self._factory, self._test_fn = trainer, model_factory, test_fn
+        self._load, self._max_age_steps, self._drain_timeout_s = load, max_age_steps, drain_timeout_s
+        self._options = EvaluatorOptions(
+            val_compute=val_compute,
+            drain=drain,
+            cache_key=cache_key,
+            fp16_state_dict=fp16_state_dict,
+            max_pending=max_pending,
+            on_backpressure=on_backpressure,
+            on_error=on_error,
+            gate=gate,
+            timeout_s=timeout_s,
+            timeline=timeline,
+        )
+        self.history: list[dict[str, Any]] = []
+        self.records: list[EvaluationRecord] = []
+
+    def run(self, train_loader: Any = None) -> None:
+        """Trains all epochs. Gives back when all tests have ended, or `drain_timeout_s` is over.
+
+        Raises: what training raises; what a test raises, with on_error="raise".
+        """
+        trainer = self._trainer
+        evaluator = self._evaluator()
+        evaluator.warm_up()
+        try:
+            for trained, epoch in enumerate(self._epochs, start=1):
+                trainer._epoch = epoch
+                trainer.train(train_loader)
+                evaluator.submit(trainer.serialized_state_dict, step=trained, epoch=epoch)
+                self._report(evaluator.collect(step=trained))
+            self._report(evaluator.drain(self._drain_timeout_s))
+        finally:
+            evaluator.close()
+
+    def _evaluator(self) -> AsyncEvaluator:
+        factory = Prepared(self._factory)
+        if self._options.is_here:
+            factory.prepare()
+        return self._options.evaluator(
+            factory,
+            Tested(self._test_fn),
+            load=Load(self._load),
+            max_age_steps=self._max_age_steps,
+            name="test",
+            argument_names={"eval_fn": "test_fn"},
+        )
+
+    def _report(self, records: list[EvaluationRecord]) -> None:
+        for record in records:
+            self.records.append(record)
+            self.history.append(row_of(record))
+            if record.status == "ok":
+                _set_test(self._trainer._metrics, {**record.metrics, "elapsed_secs": record.elapsed_s})
+
+
+def _epochs_of(trainer: Any) -> Iterable[Any]:
+    epochs = trainer._epochs
+    if isinstance(epochs, int) and not isinstance(epochs, bool):
+        return range(epochs)
+    if not isinstance(epochs, Iterable):
+        raise UsageError(f"trainer._epochs={epochs!r}: not a number of epochs; give a number, or a range")
+    return epochs
+
+
+def _set_test(metrics: Any, result: dict[str, Any]) -> None:
+    if isinstance(metrics, MutableMapping):
+        metrics["test"] = result
+    else:
+        metrics.test = result
+
+
+class Tested:
+    """A user's `test_fn`, as workers call it."""
+
+    def __init__(self, test_fn: Callable[[Any], Any]) -> None:
+        self.test_fn = test_fn
+
+    def __call__(self, model: Any, payload: Any) -> Any:
+        return self.test_fn(model)
+
+
+class Load:
+    """Puts what `serialized_state_dict` gave into a model, on the worker."""
+
+    def __init__(self, load: Callable[[Any, Any], object] | None) -> None:
+        self.load = load
+
+    def __call__(self, model: Any, state: Any) -> None:
+        """Raises: as `load_torch`."""
+        from ...evaluation.load import loader_for
+
+        whole = pickle.loads(state) if isinstance(state, bytes | bytearray) else state
+        if isinstance(whole, Mapping):
+            whole = {name: pickle.loads(each) if isinstance(each, bytes) else each for name, each in whole.items()}
+        (self.load or loader_for(whole))(model, whole)

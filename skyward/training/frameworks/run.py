@@ -1,4 +1,4 @@
-"""A run in a framework that has no state and no control of its own kind: what Lightning's and Keras's adapters share.
+"""A run in a framework without a state and a control of our kind: what Lightning's and Keras's callbacks share.
 
 The framework's side is behind the small protocol `Framework`; this decides when it is told what, as our `Trainer` and
 Hugging Face's do: flags are looked at where a step, an evaluation, an epoch or a save ends, a log comes before a save,

@@ -23,11 +23,10 @@ from skyward.training import (
     ProgressCallback,
     TrainerCallback,
 )
-from skyward.training.adapters.hf import HFCallbacks
 from skyward.training.evaluation import AsyncEvaluation
+from skyward.training.frameworks.hf.callbacks import HFCallbacks
 from tests.training.events import scalars_in, without_tensorflow
-
-from .recording import Adds, Asks, Counts, Recorder
+from tests.training.frameworks.recording import Adds, Asks, Counts, Recorder
 
 without_tensorflow()  # tensorboard would load it
 

@@ -10,10 +10,10 @@ import pytest
 import skyward as sky
 from skyward.training.evaluation import Timeline
 from skyward.training.sakura import SakuraHFCallback
-from tests.training.sakura.models import DATA, Line, error_of, perplexity, tiny_lora, token_rows
-from tests.training.sakura.test_hf import Inline, trainer
-from tests.training.sakura.test_lightning import Line as LightningLine
-from tests.training.sakura.test_lightning import beside, loader
+from tests.training.frameworks.hf.test_evaluation import Inline, trainer
+from tests.training.frameworks.lightning.test_evaluation import Line as LightningLine
+from tests.training.frameworks.lightning.test_evaluation import beside, loader
+from tests.training.frameworks.models import DATA, Line, error_of, perplexity, tiny_lora, token_rows
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning"),

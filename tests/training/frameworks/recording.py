@@ -1,4 +1,4 @@
-"""Callbacks that write down what they are told: the adapters' first users."""
+"""Callbacks that record the events they receive."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..agree import Failure, Ranks
 
 if TYPE_CHECKING:
-    from ..evaluation import AsyncEvaluator, EvaluationRecord
+    from . import AsyncEvaluator, EvaluationRecord
 
 __all__ = ["RANKS_TIMEOUT_S", "RankedEvaluator"]
 
@@ -63,7 +63,7 @@ class RankedEvaluator:
 
     def submit(self, model: Any, *, step: int, epoch: float | None) -> None:
         """Asks for an evaluation of the model as it is now. Raises: what the evaluator raises, or RankFailed."""
-        from ..evaluation import submit_model
+        from . import submit_model
 
         self._submit(
             lambda: submit_model(

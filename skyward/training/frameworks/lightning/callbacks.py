@@ -30,10 +30,10 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ..agree import Ranks
-from ..bus import CallbackHandler
-from .model import class_at_first_use, load_framework, plain, unwrapped
-from .run import Run, as_eval_metrics
+from ...agree import Ranks
+from ...bus import CallbackHandler
+from ..model import class_at_first_use, load_framework, plain, unwrapped
+from ..run import Run, as_eval_metrics
 
 __all__ = ["LightningCallbacks", "LightningTranslation", "lightning_callback", "lightning_package"]
 

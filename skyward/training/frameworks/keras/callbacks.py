@@ -33,12 +33,12 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
-from ..agree import Ranks
-from ..bus import CallbackHandler
-from .json_state import from_json, to_json
-from .model import class_at_first_use, load_framework, unwrapped, warn_of_silence
-from .run import Run, as_eval_metrics
+from ....errors import UsageError
+from ...agree import Ranks
+from ...bus import CallbackHandler
+from ..json_state import from_json, to_json
+from ..model import class_at_first_use, load_framework, unwrapped, warn_of_silence
+from ..run import Run, as_eval_metrics
 
 __all__ = ["KerasCallbacks", "KerasTranslation"]
 

@@ -19,7 +19,7 @@ from skyward.training import HFCallbacks, JsonLogger
 from skyward.training.evaluation import BestModel, Timeline, model_state
 from skyward.training.sakura import SakuraHFCallback
 from tests.training.events import scalars_in, without_tensorflow
-from tests.training.sakura.models import (
+from tests.training.frameworks.models import (
     DATA,
     Gate,
     Line,

@@ -24,8 +24,8 @@ import numpy as np
 from skyward.errors import UsageError
 from skyward.training import JsonLogger, KerasCallbacks
 from skyward.training.evaluation import Timeline
+from skyward.training.frameworks.keras.models import KerasFactory
 from skyward.training.sakura import SakuraKerasCallback
-from skyward.training.sakura.keras_models import KerasFactory
 from tests.waiting import until
 
 X = np.linspace(-1, 1, 24, dtype="float32").reshape(12, 2)

@@ -20,8 +20,8 @@ import keras
 import numpy as np
 
 from skyward.training import DivergenceDetector, TrainerCallback
-from skyward.training.adapters.keras import KerasCallbacks
-from tests.training.adapters.recording import Asks, Counts, Recorder
+from skyward.training.frameworks.keras.callbacks import KerasCallbacks
+from tests.training.frameworks.recording import Asks, Counts, Recorder
 
 X = (np.arange(10.0) / 10)[:, None].astype("float32")
 Y = 2 * X

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(240)  # the first test of a backend waits for a
 
 @pytest.fixture(scope="module", params=["jax", "torch", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest) -> Any:
-    found, _ = found_by(Path(__file__).with_name("keras_scenarios.py"), request.param)
+    found, _ = found_by(Path(__file__).with_name("callback_scenarios.py"), request.param)
     return {**found, "backend": request.param}
 
 

@@ -33,13 +33,13 @@ import sys
 from collections.abc import Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from ..agree import Ranks, ranks_of_this_process
-from ..bus import CallbackHandler
-from ..callbacks.metrics import is_summary
-from ..events import TrainerControl
-from .hf_losses import NOT_FINITE, UnfilteredLosses
-from .json_state import from_json, to_json
-from .model import class_at_first_use, load_framework, plain, unwrapped, warn_of_silence
+from ...agree import Ranks, ranks_of_this_process
+from ...bus import CallbackHandler
+from ...callbacks.metrics import is_summary
+from ...events import TrainerControl
+from ..json_state import from_json, to_json
+from ..model import class_at_first_use, load_framework, plain, unwrapped, warn_of_silence
+from .losses import NOT_FINITE, UnfilteredLosses
 
 __all__ = ["HFCallbacks", "HFTranslation", "on_the_stack"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..agree import Ranks
+from ...agree import Ranks
 
 __all__ = ["NOT_FINITE", "UnfilteredLosses"]
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
-from ..adapters.lightning import lightning_package
-from ..evaluation.legal import check_names
-from .lightning import SakuraLightning
+from ....errors import UsageError
+from ...evaluation.legal import check_names
+from .callbacks import lightning_package
+from .evaluation import SakuraLightning
 
 if TYPE_CHECKING:
-    from ..evaluation import EvaluationRecord
+    from ...evaluation import EvaluationRecord
 
 __all__ = ["SakuraTrainer"]
 
@@ -97,7 +97,7 @@ class SakuraTrainer:
                 raise UsageError("val_loader: there is nothing to validate with; give it, or val_loader_factory")
             load_loaders = _Given(val_loader)
         self.model_path = model_path or self.model_path
-        from .lightning import SakuraLightningCallback
+        from .evaluation import SakuraLightningCallback
 
         package = import_module(lightning_package())
         options = {**self._lightnings, **extra}

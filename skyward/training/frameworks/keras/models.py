@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...errors import UsageError
-from .keras_monitors import load_weights_anywhere
+from ....errors import UsageError
+from .monitors import load_weights_anywhere
 
 __all__ = ["UNBUILT", "KerasFactory", "KerasSave", "KerasScore", "load_keras"]
 

@@ -18,7 +18,7 @@ LOSSES = (0.9, 0.5, 0.3, 0.6, 0.7, 0.8)
 
 @pytest.fixture(scope="module", params=["torch", "jax", pytest.param("tensorflow", marks=pytest.mark.slow)])
 def found(request: pytest.FixtureRequest) -> Any:
-    found, printed = found_by(Path(__file__).with_name("keras_scenarios.py"), request.param)
+    found, printed = found_by(Path(__file__).with_name("evaluation_scenarios.py"), request.param)
     return {**found, "backend": request.param, "printed": printed}
 
 

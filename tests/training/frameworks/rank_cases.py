@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer, TrainingArguments  # noqa: F401  # loads what is lazy, once for both ranks
 
 from skyward.training import DefaultMetrics, DivergenceDetector, RankFailed, TrainerCallback
-from skyward.training.adapters.hf import HFCallbacks
-from skyward.training.adapters.lightning import LightningCallbacks
-from tests.training.adapters.recording import Asks, Recorder
+from skyward.training.frameworks.hf.callbacks import HFCallbacks
+from skyward.training.frameworks.lightning.callbacks import LightningCallbacks
 from tests.training.checkpoint.crew import Case
+from tests.training.frameworks.recording import Asks, Recorder
 
 WORLD = 2
 

@@ -13,9 +13,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from skyward.training import DivergenceDetector, JsonLogger, TrainerCallback
-from skyward.training.adapters.lightning import LightningCallbacks
-
-from .recording import Adds, Asks, Counts, Recorder
+from skyward.training.frameworks.lightning.callbacks import LightningCallbacks
+from tests.training.frameworks.recording import Adds, Asks, Counts, Recorder
 
 # Lightning 2.6 uses what torch 2.13 gives up, and means many cores by few workers.
 pytestmark = [

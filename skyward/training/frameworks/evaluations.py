@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import UsageError
 from ..agree import Ranks, ranks_of_this_process
-from .ranked import RANKS_TIMEOUT_S, RankedEvaluator
+from ..evaluation.ranked import RANKS_TIMEOUT_S, RankedEvaluator
 
 if TYPE_CHECKING:
     from ..evaluation import AsyncEvaluator, EvaluationRecord, Timeline

@@ -1,4 +1,4 @@
-"""What the adapters share: states as JSON, names of metrics, models under wrappers, and imports that cost nothing."""
+"""What the frameworks share: states as JSON, names of metrics, models under wrappers, and imports that cost nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from skyward.errors import UsageError
-from skyward.training.adapters.json_state import from_json, to_json
-from skyward.training.adapters.model import plain, unwrapped
-from skyward.training.adapters.run import Run, as_eval_metrics
+from skyward.training.frameworks.json_state import from_json, to_json
+from skyward.training.frameworks.model import plain, unwrapped
+from skyward.training.frameworks.run import Run, as_eval_metrics
 
 
 def through_json(value: Any) -> Any:
@@ -103,10 +103,10 @@ def test_a_cadence_that_is_none_is_refused() -> None:
         Run([], logging_steps=0, **given)
 
 
-def test_importing_the_adapters_imports_no_framework() -> None:
+def test_importing_the_frameworks_folders_imports_no_framework() -> None:
     code = (
-        "import sys, skyward.training, skyward.training.adapters.hf, skyward.training.adapters.lightning\n"
-        "import skyward.training.adapters.keras\n"
+        "import sys, skyward.training, skyward.training.frameworks.hf.callbacks\n"
+        "import skyward.training.frameworks.lightning.callbacks, skyward.training.frameworks.keras.callbacks\n"
         "print(sorted({'torch', 'transformers', 'lightning', 'keras', 'jax', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

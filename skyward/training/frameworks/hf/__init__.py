@@ -1,0 +1,1 @@
+"""Hugging Face's `Trainer`: our callbacks in it, and evaluations beside it."""

@@ -1,0 +1,3 @@
+"""Sakura's module path of `SakuraHFCallback`."""
+
+from ..frameworks.hf.evaluation import SakuraHFCallback as SakuraHFCallback

@@ -1,0 +1,3 @@
+"""Sakura's module path of `SakuraKerasCallback`."""
+
+from ..frameworks.keras.evaluation import SakuraKerasCallback as SakuraKerasCallback
