@@ -13,6 +13,7 @@ import pytest
 import skyward as sky
 from skyward.cluster.threads import in_words, start_thread
 from skyward.testing import Faults
+from skyward.wire.frames import Kind
 from tests.channels import Relayed
 from tests.engines import engine_of
 from tests.waiting import until
@@ -118,19 +119,25 @@ def works(pool: sky.ComputePool) -> bool:
 
 
 class RaisingOnce:
-    """In the place of a method of ours, once."""
+    """Stand in the place of a method of ours, or of a function in a table of ours, and raise once."""
 
-    def __init__(self, owner: object, method: str, error: BaseException) -> None:
-        self._owner, self._method, self._error = owner, method, error
-        self._real: Callable[..., Any] = getattr(owner, method)
+    def __init__(self, owner: object, name: Any, error: BaseException) -> None:
+        self._owner, self._name, self._error = owner, name, error
+        self._real: Callable[..., Any] = owner[name] if isinstance(owner, dict) else getattr(owner, name)
         self.has_raised = False
 
     def __enter__(self) -> Self:
-        setattr(self._owner, self._method, self)
+        if isinstance(self._owner, dict):
+            self._owner[self._name] = self
+        else:
+            setattr(self._owner, self._name, self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        delattr(self._owner, self._method)
+        if isinstance(self._owner, dict):
+            self._owner[self._name] = self._real
+        else:
+            delattr(self._owner, self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.has_raised:
@@ -164,7 +171,7 @@ def test_the_io_thread_survives_what_its_loop_calls(pool: sky.ComputePool, calle
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_answer_that_cannot_be_handled_costs_its_own_call(pool: sky.ComputePool, error: BaseException) -> None:
     engine = engine_of(pool)
-    with RaisingOnce(engine.arrivals, "on_frame", error):
+    with RaisingOnce(engine.arrivals.handlers, Kind.RESULT, error):
         futures = [number(i) > pool for i in range(10)]
         outcomes = [future.exception(20) for future in futures]
     assert sum(outcome is not None for outcome in outcomes) <= 1
@@ -172,7 +179,8 @@ def test_an_answer_that_cannot_be_handled_costs_its_own_call(pool: sky.ComputePo
 
 
 def test_an_answer_that_cannot_be_handled_does_not_end_its_caller(pool: sky.ComputePool) -> None:
-    with RaisingOnce(engine_of(pool).arrivals, "on_frame", SystemExit(3)), pytest.raises(sky.errors.InternalError):
+    handlers = engine_of(pool).arrivals.handlers
+    with RaisingOnce(handlers, Kind.RESULT, SystemExit(3)), pytest.raises(sky.errors.InternalError):
         number(1) >> pool
     assert works(pool)
 
@@ -200,7 +208,7 @@ def test_a_link_that_cannot_be_made_anew_is_a_lost_node_that_is_replaced(
 def test_a_node_whose_replacement_fails_in_an_unforeseen_way_is_given_up() -> None:
     with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False) as pool:
         assert works(pool)
-        source = engine_of(pool).nodes.source
+        source = engine_of(pool).faults.source
         assert source is not None
         with RaisingOnce(source, "replace", SystemExit(3)) as raising:
             Faults(pool).kill_node(0)

@@ -1,87 +1,68 @@
-"""What comes from nodes and what it means: outcomes of tasks, their parts and output, and what is for other parts.
+"""What nodes send: outcomes of tasks, their parts, items and output, and frames for other parts of an engine.
 
-A part of `DirectEngine` in a file of its own: everything here is called while its books are open.
+Everything here is called while the books are open.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from ..errors import InternalError
 from ..wire.frames import Frame, Kind
+from .books import Books
 from .gang import RankTask
-from .link import NodeLink, Readable
+from .link import Readable
+from .logs import LogRouter
+from .sending import Sending
 from .tasks import Loss, Task, TaskFailure, loss_error
 from .threads import in_words, report
 
-if TYPE_CHECKING:
-    from .direct import DirectEngine
+__all__ = ["Arrivals", "Handler"]
 
-__all__ = ["Arrivals"]
+Handler = Callable[[Readable, Frame], object]
+"""Takes a frame, and the channel that it came by."""
 
 
 class Arrivals:
-    """Of one engine."""
+    """Take what nodes send.
 
-    def __init__(self, engine: DirectEngine) -> None:
-        self._engine = engine
-        self._books = engine.books
-        self._sending = engine.sending
+    Args:
+        on_rank_stack: takes the stack of a rank; that of any other task goes to `sending`.
+        others: handlers, by the kind of frame, for what is about no task.
+    """
 
-    def on_frame(self, link: Readable, frame: Frame) -> None:  # noqa: C901, PLR0912, PLR0915  # a table
-        engine, after = self._engine, self._books.after
-        kind = frame.kind
-        task = self._books.tasks.get(frame.ident)
-        if kind == Kind.RESULT:
-            received = link.received(frame)  # also for a task nobody waits for: its blobs must not pile up
-            if task is not None:
-                if not task.is_cancelled:  # noted before anything is sent: a value that is here is never lost
-                    after.append(lambda: task.on_result(received))
-                elif isinstance(task, RankTask):
-                    after.append(lambda: task.ended(task))
-                self._sending.finish(task, link.node, received.elapsed_ns)
-        elif kind == Kind.LOG:
-            engine.logs.add(link.node, task, frame.lane, frame.body)
-        elif kind == Kind.PORT:
-            engine.gangs.on_port(frame)
-        elif kind == Kind.ELSEWHERE:
-            link.is_led = False
-        elif kind == Kind.LINE:
-            engine.leading.on_line(link.node, frame)
-        elif kind in (Kind.USAGE, Kind.NOTICE):
-            (engine.teller.usage if kind == Kind.USAGE else engine.faults.on_notice)(link.node, frame.body)
-        elif kind == Kind.ANSWER:
-            engine.asking.on_answer(frame)
-        elif kind in (Kind.CALL, Kind.UNCALL) and isinstance(link, NodeLink):
-            self._on_nested(link, frame)
-        elif task is None:
-            if kind in (Kind.PART, Kind.ITEM):
-                link.received(frame)
-        elif kind == Kind.PART:
-            part = link.received(frame)
-            after.append(lambda: task.on_part(part))
-        elif kind == Kind.ITEM:
-            item = link.received(frame)
-            after.append(lambda: task.on_item(item))
-        elif kind == Kind.ERROR:
-            self._on_error(link.node, task, frame)
-        elif kind == Kind.STACK:
-            if isinstance(task, RankTask):
-                engine.gangs.on_stack(task, frame)
-            else:
-                self._sending.on_stack(task, frame)
-        elif kind == Kind.LOST:
-            self._on_lost(link.node, task, frame)
-        elif kind == Kind.RECALLED:
-            self._on_recalled(link.node, task)
-        elif kind == Kind.IN_CREDIT:
-            lane = frame.lane
-            after.append(lambda: task.on_input_credit(lane))
+    def __init__(
+        self,
+        books: Books,
+        sending: Sending,
+        logs: LogRouter,
+        *,
+        on_rank_stack: Callable[[RankTask, Frame], object],
+        others: Mapping[int, Handler],
+    ) -> None:
+        self._books = books
+        self._sending = sending
+        self._logs = logs
+        self._on_rank_stack = on_rank_stack
+        self.handlers: dict[int, Handler] = {
+            Kind.RESULT: self._on_result,
+            Kind.LOG: self._on_log,
+            Kind.PART: self._on_part,
+            Kind.ITEM: self._on_item,
+            Kind.ERROR: self._about_task(self._on_error),
+            Kind.STACK: self._about_task(self._on_stack),
+            Kind.LOST: self._about_task(self._on_lost),
+            Kind.RECALLED: self._about_task(self._on_recalled),
+            Kind.IN_CREDIT: self._about_task(self._on_input_credit),
+            Kind.ELSEWHERE: self._on_elsewhere,
+            **others,
+        }
+        """By the kind of frame; a kind without one is ignored."""
 
     def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
-        """A frame could not be handled: the task that it is about fails."""
+        """Fail the task of a frame that could not be handled."""
         report(error)
         task = self._books.tasks.get(frame.ident)
         if task is None:
@@ -92,16 +73,62 @@ class Arrivals:
             self._books.after.append(lambda: task.on_failed(failure))
         self._sending.finish(task, link.node)
 
-    def _on_nested(self, link: NodeLink, frame: Frame) -> None:
-        blobs = link.blobs_of_call(frame.ident)
-        if frame.kind == Kind.CALL:
-            self._engine.nested.on_call(link.node, frame, blobs)
-        else:
-            self._engine.nested.on_uncall(frame.ident)
+    def _about_task(self, handle: Callable[[Task, int, Frame], object]) -> Handler:
+        """Look up the task of a frame; what is about a task that has ended is dropped."""
 
-    def _on_error(self, node: int, task: Task, frame: Frame) -> None:
+        def look_up(link: Readable, frame: Frame) -> None:
+            task = self._books.tasks.get(frame.ident)
+            if task is not None:
+                handle(task, link.node, frame)
+
+        return look_up
+
+    # Values: also of a task that has ended they are received, because their blobs must not pile up --------------------
+
+    def _on_result(self, link: Readable, frame: Frame) -> None:
+        received = link.received(frame)
+        task = self._books.tasks.get(frame.ident)
+        if task is None:
+            return
+        if not task.is_cancelled:  # noted before anything is sent: a value that is here is never lost
+            self._books.after.append(lambda: task.on_result(received))
+        elif isinstance(task, RankTask):
+            self._books.after.append(lambda: task.ended(task))
+        self._sending.finish(task, link.node, received.elapsed_ns)
+
+    def _on_part(self, link: Readable, frame: Frame) -> None:
+        part = link.received(frame)
+        task = self._books.tasks.get(frame.ident)
+        if task is not None:
+            self._books.after.append(lambda: task.on_part(part))
+
+    def _on_item(self, link: Readable, frame: Frame) -> None:
+        item = link.received(frame)
+        task = self._books.tasks.get(frame.ident)
+        if task is not None:
+            self._books.after.append(lambda: task.on_item(item))
+
+    # Everything else --------------------------------------------------------------------------------------------------
+
+    def _on_log(self, link: Readable, frame: Frame) -> None:
+        self._logs.add(link.node, self._books.tasks.get(frame.ident), frame.lane, frame.body)
+
+    def _on_elsewhere(self, link: Readable, _: Frame) -> None:
+        """The answer comes by another channel: the caller that reads this one stops."""
+        link.is_led = False
+
+    def _on_input_credit(self, task: Task, _: int, frame: Frame) -> None:
+        self._books.after.append(lambda: task.on_input_credit(frame.lane))
+
+    def _on_stack(self, task: Task, _: int, frame: Frame) -> None:
+        if isinstance(task, RankTask):
+            self._on_rank_stack(task, frame)
+        else:
+            self._sending.on_stack(task, frame)
+
+    def _on_error(self, task: Task, node: int, frame: Frame) -> None:
         where = f"node {node}" + ("" if task.rank is None else f", rank {task.rank}") + f", task {task.name!r}"
-        self._engine.logs.end(task)
+        self._logs.end(task)
         link = self._books.links.get(node)
         failed = TaskFailure(
             pickle.loads(frame.body),
@@ -121,7 +148,7 @@ class Arrivals:
             self._books.after.append(lambda: task.on_error(failed))
         self._sending.finish(task, node)
 
-    def _on_lost(self, node: int, task: Task, frame: Frame) -> None:
+    def _on_lost(self, task: Task, node: int, frame: Frame) -> None:
         said = json.loads(frame.body)
         loss = Loss(
             node=node,
@@ -142,12 +169,12 @@ class Arrivals:
             error = loss_error(loss, task.name, task.tail)
             self._books.after.append(lambda: task.on_failed(error))
         else:
-            self._engine.logs.end(task)
+            self._logs.end(task)
             self._sending.release(task, node)
             self._books.losses[task.id] = loss
             self._sending.perform(self._books.scheduler.lost(task.id, started=bool(said["started"])))
 
-    def _on_recalled(self, node: int, task: Task) -> None:
+    def _on_recalled(self, task: Task, node: int, _: Frame) -> None:
         if isinstance(task, RankTask):
             self._sending.finish(task, node)
             self._books.after.append(lambda: task.ended(task))

@@ -1,7 +1,4 @@
-"""Questions to a call while it runs, by the channel to its node; see `skyward.slot.answers` for who answers.
-
-A part of `DirectEngine` in a file of its own, which knows no more of it than its books.
-"""
+"""Questions to running calls, by the channels to their nodes; `skyward.slot.answers` answers there."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from ..errors import ControlFailed, InternalError, UsageError
 from ..futures import refuse_to_wait
 from ..wire.frames import INLINE_LIMIT, Frame, Kind
 from .books import Books
+from .sending import Sending
 
 __all__ = ["NOBODY", "Asking"]
 
@@ -28,10 +26,11 @@ Answer = concurrent.futures.Future[bytes]
 
 
 class Asking:
-    """The questions that are open."""
+    """Ask running calls, and match their answers to the questions that are open."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, sending: Sending) -> None:
         self._books = books
+        sending.on_ended.append(self._ended)
         self._open: dict[bytes, tuple[int, Answer]] = {}
         self._numbers = itertools.count(1)
 
@@ -107,7 +106,7 @@ class Asking:
             why = _REASONS.get(frame.lane, f"the node says {frame.lane}")
             self._settle(answer, ControlFailed(why, reason=frame.lane))
 
-    def ended(self, task: int) -> None:
+    def _ended(self, task: int) -> None:
         """What was asked of it will not be answered, but for what is on its way: that came by another socket."""
         if self._open and any(asked == task for asked, _ in self._open.values()):
             self._books.at(_LAST_S, self._give_up, task, 0)
@@ -117,7 +116,7 @@ class Asking:
             self._settle(self._open.pop(number)[1], ControlFailed("the call has ended", is_gone=True))
 
     def close(self) -> None:
-        """The engine has ended."""
+        """Fail all open questions: the engine has ended."""
         for number in list(self._open):
             self._settle(self._open.pop(number)[1], ControlFailed("the pool was closed", is_gone=True))
 

@@ -1,8 +1,8 @@
-"""What the direct engine knows, under one lock, and what is to be done about it once the lock is free again.
+"""The state that all parts of an engine share, under one lock: open tasks and gangs, links to nodes, the scheduler.
 
-The parts of the engine share these books: tasks and gangs that are open, links to the nodes, the scheduler. `with
-books:` is a block in which they are open: nobody else changes them. When it ends, what was decided in it is sent, and
-then told to the user without the lock. What happens inside is short and does no I/O that can block.
+A block `with books:` opens them: no other thread changes them meanwhile. At its end the frames that it queued are
+sent, and then, without the lock, the callbacks that it queued are called. Code in such a block is short and does no
+I/O that can block.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Books:
         self.machines: dict[int, Machine] = {}
         self.links: dict[int, NodeLink] = {}
         """To the nodes that are up."""
+        self.taken_back: set[int] = set()
+        """Nodes whose provider took the machine back; until another stands in their place and is lost."""
         self.watcher = Watcher()
         """Any thread may wake it."""
         self.dirty: set[Readable] = set()
@@ -90,6 +92,10 @@ class Books:
         """Raises PoolClosed."""
         if not self.is_open:
             raise PoolClosed("the pool is closed; calls go to a pool inside its `with` block")
+
+    def node_loss(self, node: int, *, started: bool | None) -> Loss:
+        """Describe what the loss of a node does to a task on it. `started`: None where nobody knows."""
+        return Loss(node=node, started=started, is_node=True, is_preempted=node in self.taken_back)
 
     # Frames ---------------------------------------------------------------------------------------------------------
 

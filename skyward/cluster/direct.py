@@ -3,9 +3,28 @@
 Threads: any thread may submit and cancel. One I/O thread reads all channels and keeps the deadlines. A submitting
 thread writes to the socket itself, so that a call costs one change of thread and not two.
 
-Its parts share one set of `books`, under one lock, and reach each other by the engine: `sending` takes tasks to nodes,
-`reading` and `arrivals` take in what comes back, `leading` lets callers do that, `nodes` and `faults` keep the links,
-and `gangs`, `open_streams`, `nested` and `asking` are for what is more than a plain call.
+It is put together from parts that share one set of `books`, under one lock. Each is given what it needs when it is
+made, and knows nothing of the parts above it:
+
+    reading               the I/O thread; `leading` lets a caller that waits read in its place
+    arrivals              what each frame from a node means
+    faults                links that break, nodes that are lost
+    nested                calls that tasks make
+    gangs                 ranks that start and end as one
+    nodes, open_streams   links to the agents; items to and from running tasks
+    asking, width         questions to running calls; more channels for a link
+    sending               tasks on their way to nodes and back
+    direct_lines          sockets that pass the agent by
+    books                 what is open, and the lock
+
+An engine that runs on another machine than its client can use all of them but these, which know a client:
+
+- `leading` reads for a thread of this process that waits, and its `may_pull` lets slots read this process's memory.
+- `direct_lines` are sockets between processes of one machine, for the calls of `leading`.
+- `logs` puts lines together for the terminal and the sinks of this process.
+- `faults` asks the pool (`Machines`), which is in this process, for other machines.
+- Tasks and gangs are told their outcomes as objects (`on_result`, `Future`), and unpickle errors of the user's where
+  `retry_on` names some; `nested` unpickles the options and errors of calls that tasks make.
 """
 
 from __future__ import annotations
@@ -28,6 +47,7 @@ from .arrivals import Arrivals
 from .asking import Asking
 from .books import Books
 from .builder import TaskBuilder
+from .direct_lines import DirectLines
 from .faults import Faults
 from .gang import Gang, RankTask
 from .gangs import Gangs
@@ -38,7 +58,7 @@ from .nodes import Nodes
 from .open_streams import OpenStreams
 from .reading import Reader
 from .sending import Sending
-from .tasks import StreamTask, Task
+from .tasks import Task
 from .telling import TaskCounts, TaskTeller
 from .width import Width
 
@@ -51,7 +71,7 @@ _engines: weakref.WeakSet[DirectEngine] = weakref.WeakSet()
 
 
 class DirectEngine:
-    """An `Engine`. Beside what that is, its parts are here for each other."""
+    """An `Engine` (see `skyward.cluster.engine`) whose scheduler is in this process."""
 
     def __init__(
         self,
@@ -65,28 +85,53 @@ class DirectEngine:
         kept: frozenset[int] = frozenset(),
         default_timeout_s: float | None = None,
     ) -> None:
-        self.grace_s = cancel_grace_s
-        self.books = Books(Scheduler(kept))
-        self.teller = TaskTeller(emit)
-        self.logs = LogRouter(lines, mask)
-        self.nodes = Nodes(self, job_id=job_id, initializer=initializer, emit=emit)
-        self.sending = Sending(self)
-        self.leading = Leading(self)
-        self.arrivals = Arrivals(self)
-        self.reader = Reader(self)
-        self.gangs = Gangs(self)
-        self.faults = Faults(self)
-        self.width = Width(self.books)
-        self.streams = OpenStreams(self)
-        self.asking = Asking(self.books)
+        self._grace_s = cancel_grace_s
+        self.books = books = Books(Scheduler(kept))
+        self._teller = teller = TaskTeller(emit)
+        self._logs = LogRouter(lines, mask)
+        self._lines = DirectLines(books)
+        self._sending = Sending(books, self._lines, teller, self._logs, grace_s=cancel_grace_s)
+        self.streams = OpenStreams(books, self._sending)
+        self.nodes = Nodes(books, self._sending, job_id=job_id, initializer=initializer, emit=emit)
+        self._gangs = Gangs(books, self._sending, self.nodes, self._logs, grace_s=cancel_grace_s)
+        self.asking = Asking(books, self._sending)
         self.builder = TaskBuilder(self.next_id, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s)
-        self.nested = NestedCalls(self, self.builder)
+        self.nested = NestedCalls(books, self._sending, self._gangs, self.builder)
+        lost = (self._gangs.node_lost, self.nested.node_lost)
+        self.faults = Faults(books, self._lines, self._sending, self.nodes, teller, on_lost=lost)
+        self.arrivals = Arrivals(
+            books,
+            self._sending,
+            self._logs,
+            on_rank_stack=self._gangs.on_stack,
+            others={
+                Kind.PORT: lambda _, frame: self._gangs.on_port(frame),
+                Kind.LINE: lambda link, frame: self._lines.on_line(link.node, frame),
+                Kind.USAGE: lambda link, frame: teller.usage(link.node, frame.body),
+                Kind.NOTICE: lambda link, frame: self.faults.on_notice(link.node, frame.body),
+                Kind.ANSWER: lambda _, frame: self.asking.on_answer(frame),
+                Kind.CALL: self.nested.on_call,
+                Kind.UNCALL: self.nested.on_uncall,
+            },
+        )
+        self.reader = Reader(
+            books,
+            self.arrivals,
+            self._lines,
+            self.faults,
+            Width(books, self._sending),
+            self.nodes.liveness,
+            stop=self.streams.stop,
+            died=self._die,
+        )
+        self.leading = Leading(books, self._sending, self.reader.read)
 
     # Life -----------------------------------------------------------------------------------------------------------
 
     def start(self, machines: list[Machine], source: Machines) -> None:
         raise_file_limit()
-        self.nodes.open(machines, source)
+        self.faults.source = source
+        self.nodes.open(machines)
         with self.books.lock:
             self.books.is_open = True
             for machine in machines:
@@ -123,7 +168,7 @@ class DirectEngine:
         for task in open_tasks:
             if not task.is_cancelled:
                 task.on_failed(error)
-        self.cancel_each(task.id for task in open_tasks)
+        self._cancel_each(task.id for task in open_tasks)
         for gang in gangs:
             gang.future.settle_error(error)
             self.cancel_gang(gang.id)
@@ -139,7 +184,7 @@ class DirectEngine:
             )
 
         with books.idle:
-            return books.idle.wait_for(have_stopped, self.grace_s + 1)
+            return books.idle.wait_for(have_stopped, self._grace_s + 1)
 
     def _is_reachable(self, task: Task) -> bool:
         node = task.node if isinstance(task, RankTask) else self.books.scheduler.node_of(task.id)
@@ -159,7 +204,7 @@ class DirectEngine:
                 books.tell(node, Kind.SHUTDOWN)
             books.flush()
             for task in tasks:
-                self.teller.ended(task, ok=False)
+                self._teller.ended(task, ok=False)
         with books:
             self.asking.close()
         self.nested.close()
@@ -167,7 +212,7 @@ class DirectEngine:
         books.watcher.wake()
         self.reader.join()
         self.nested.join()
-        self.logs.flush()
+        self._logs.flush()
         self._release()
 
     def _release(self) -> None:
@@ -176,8 +221,8 @@ class DirectEngine:
         interrupts.restore()
         _engines.discard(self)
 
-    def die(self, cause: BaseException) -> None:
-        """For the I/O thread: nothing will be read any more."""
+    def _die(self, cause: BaseException) -> None:
+        """Fail everything that is open: the I/O thread has given up."""
         error = InternalError(f"the pool's I/O thread died: {type(cause).__name__}: {cause}; please report this")
         error.__cause__ = cause
         with self.books.lock:
@@ -201,37 +246,19 @@ class DirectEngine:
             if nodes is None and self.leading.is_idle:
                 self.leading.submit_unled(task)
             else:
-                self.sending.submit(task, nodes)
+                self._sending.submit(task, nodes)
 
     def submit_gang(self, gang: Gang) -> None:
         with self.books:
             self.books.require_open()
-            self.gangs.submit(gang)
+            self._gangs.submit(gang)
 
     def cancel(self, task_id: int) -> None:
         with self.books:
-            self._cancel(task_id)
+            self._sending.cancel(task_id)
 
-    def _cancel(self, task_id: int) -> None:
-        books = self.books
-        task = books.tasks.get(task_id)
-        if task is None or task.is_cancelled:
-            return
-        task.is_cancelled = True
-        self.nested.ended(task_id)
-        books.idle.notify_all()
-        node = books.scheduler.cancel(task_id)
-        if isinstance(task, RankTask):
-            node = task.node
-        if node is None:
-            self.sending.forget(task)
-        else:
-            if node in books.links:
-                books.links[node].hold()
-            books.tell(node, Kind.CANCEL, task_id, lane=int(self.grace_s * 10))
-
-    def cancel_each(self, task_ids: Iterable[int]) -> None:
-        """`cancel` of several, the newest first: none that waits begins in the place of one that was stopped.
+    def _cancel_each(self, task_ids: Iterable[int]) -> None:
+        """Cancel several, the newest first: none that waits begins in the place of one that was stopped.
 
         Some at a time: between two of those the books are closed, so other threads and Ctrl-C get their turn.
         """
@@ -239,18 +266,11 @@ class DirectEngine:
         for start in range(0, len(newest_first), _CANCELLED_AT_ONCE):
             with self.books:
                 for task_id in newest_first[start : start + _CANCELLED_AT_ONCE]:
-                    self._cancel(task_id)
+                    self._sending.cancel(task_id)
 
     def cancel_gang(self, gang_id: int) -> None:
         with self.books:
-            self.gangs.cancel(gang_id)
-
-    def stop(self, task_id: int) -> None:
-        """`cancel` of a plain task, or the end of a stream that nobody reads."""
-        if isinstance(self.books.tasks.get(task_id), StreamTask):
-            self.streams.close(task_id)
-        else:
-            self.cancel(task_id)
+            self._gangs.cancel(gang_id)
 
     def abandon(self, task_id: int) -> None:
         self.reader.abandon(task_id)
@@ -260,11 +280,11 @@ class DirectEngine:
     def counts(self) -> TaskCounts:
         with self.books.lock:
             busy, queued = self.books.scheduler.counts()
-            ended, failed = self.teller.calls_ended, self.teller.calls_failed
+            ended, failed = self._teller.calls_ended, self._teller.calls_failed
         return TaskCounts(busy=busy, queued=queued, ended=ended, failed=failed)
 
     def tell_tasks(self, is_heard: bool) -> None:
-        self.teller.is_heard = is_heard
+        self._teller.is_heard = is_heard
 
 
 def _fail(tasks: list[Task], gangs: list[Gang], error: SkywardError) -> None:

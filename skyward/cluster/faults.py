@@ -1,25 +1,24 @@
-"""What an engine does when a link breaks or a node is gone: another link, or another node.
-
-A part of `DirectEngine` in a file of its own: it changes the engine's books, while they are open.
-"""
+"""Links that break and nodes that are lost: a link is dialled again, another machine takes the place of a node."""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from ..errors import InternalError, NodeError, SkywardError, Unreachable
-from ..machine import PREEMPTED, Gone, Machine
+from ..machine import PREEMPTED, Gone, Machine, Machines
 from ..wire.ends import Ends
+from .books import Books
 from .dial import LINK_TIMES, Forgotten
+from .direct_lines import DirectLines
 from .gang import RankTask
 from .link import NodeLink
-from .tasks import Loss, Task, loss_error
+from .nodes import Nodes
+from .sending import Sending
+from .tasks import Task, loss_error
+from .telling import TaskTeller
 from .threads import in_words, start_thread
-
-if TYPE_CHECKING:
-    from .direct import DirectEngine
 
 __all__ = ["Faults"]
 
@@ -31,13 +30,30 @@ _LOOK_S = 0.2
 
 
 class Faults:
-    """Links that break and nodes that are lost, and the notice that one will be."""
+    """Repair links that break, and replace nodes that are lost or are about to be.
 
-    def __init__(self, engine: DirectEngine) -> None:
-        self._engine = engine
-        self._books = engine.books
-        self._taken_back: set[int] = set()
-        """Nodes whose provider took the machine back; until another stands in their place and is lost."""
+    Args:
+        on_lost: called with the number of each node that is lost, behind its tasks, while the books are open.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        lines: DirectLines,
+        sending: Sending,
+        nodes: Nodes,
+        teller: TaskTeller,
+        *,
+        on_lost: Sequence[Callable[[int], object]],
+    ) -> None:
+        self._books = books
+        self._lines = lines
+        self._sending = sending
+        self._nodes = nodes
+        self._teller = teller
+        self._on_lost = on_lost
+        self.source: Machines | None = None
+        """Where another machine comes from in the place of one that is lost; None: from nowhere."""
 
     # Lost links -----------------------------------------------------------------------------------------------------
 
@@ -49,10 +65,10 @@ class Faults:
         with self._books:
             if not self._books.is_open or not link.channel.is_attached:
                 return
-            self._engine.nodes.unwatch(link)
+            self._nodes.unwatch(link)
             ends = link.channel.release()
-            self._engine.teller.link_lost(link.node, why)
-            self._engine.sending.perform(self._books.scheduler.node_paused(link.node))
+            self._teller.link_lost(link.node, why)
+            self._sending.perform(self._books.scheduler.node_paused(link.node))
         start_thread(
             lambda: self._reconnect(link, ends),
             name="skyward-reconnect",
@@ -82,14 +98,14 @@ class Faults:
             link.dialler.channel.attach(made, facts["received"])
             link.follow()
             link.may_widen = bool(facts.get("can_stripe"))
-            self._engine.nodes.watch(link)
-            self._engine.teller.link_restored(link.node)
-            self._engine.sending.perform(self._books.scheduler.node_resumed(link.node))
+            self._nodes.watch(link)
+            self._teller.link_restored(link.node)
+            self._sending.perform(self._books.scheduler.node_resumed(link.node))
         self._books.watcher.wake()
 
     def _why_gone(self, node: int) -> Gone | None:
         try:
-            return None if self._engine.nodes.source is None else self._engine.nodes.source.why_gone(node)
+            return None if self.source is None else self.source.why_gone(node)
         except SkywardError:  # the provider does not answer: its machine may well
             return None
 
@@ -97,8 +113,8 @@ class Faults:
 
     def _node_gone(self, link: NodeLink, gone: Gone) -> None:
         with self._books:  # closed under the lock: another thread may be about to write to it
-            self._engine.leading.drop_line(link)
-            self._engine.nodes.unwatch(link)
+            self._lines.drop(link)
+            self._nodes.unwatch(link)
             if link.dialler is None:
                 link.close()
             else:
@@ -108,16 +124,16 @@ class Faults:
             node = link.node
             if self._books.links.get(node) is link:
                 del self._books.links[node]
-            self._taken_back.discard(node)
+            self._books.taken_back.discard(node)
             if gone.is_preempted:
-                self._taken_back.add(node)
-            will_return = self._engine.nodes.source is not None
-            self._engine.teller.node_lost(node, will_return=will_return, reason=gone.reason)
+                self._books.taken_back.add(node)
+            will_return = self.source is not None
+            self._teller.node_lost(node, will_return=will_return, reason=gone.reason)
             for task in list(self._books.tasks.values()):
                 self._lose(task, node)
-            self._engine.sending.perform(self._books.scheduler.node_lost(node, will_return=will_return))
-            self._engine.gangs.node_lost(node)
-            self._engine.nested.node_lost(node)
+            self._sending.perform(self._books.scheduler.node_lost(node, will_return=will_return))
+            for is_told in self._on_lost:
+                is_told(node)
         if will_return:
             start_thread(
                 lambda: self._replace(node),
@@ -125,12 +141,12 @@ class Faults:
                 failed=lambda error: self._not_replaced(node, error),
             )
 
-    def on_notice(self, node: int, said: bytes) -> None:
-        """Its machine will be taken: send it nothing new, and see to another one."""
-        self._engine.teller.preemption_notice(node, said)
-        self._engine.sending.perform(self._books.scheduler.node_leaving(node))
+    def on_notice(self, node: int, notice: bytes) -> None:
+        """Send nothing new to a node whose machine will be taken, and look for another machine."""
+        self._teller.preemption_notice(node, notice)
+        self._sending.perform(self._books.scheduler.node_leaving(node))
         link = self._books.links.get(node)
-        if self._engine.nodes.source is not None and link is not None:
+        if self.source is not None and link is not None:
             start_thread(
                 lambda: self._relieve(link),
                 name="skyward-relieve",
@@ -141,9 +157,9 @@ class Faults:
 
     def _relieve(self, link: NodeLink) -> None:
         """In a thread of its own: once another machine is ready and nothing runs on this one, it is given up."""
-        assert self._engine.nodes.source is not None
+        assert self.source is not None
         try:
-            is_ready = self._engine.nodes.source.prepare_replacement(link.node)
+            is_ready = self.source.prepare_replacement(link.node)
         except Exception as error:  # then it is replaced once it is gone
             _log.warning("node %d: no other machine yet: %s", link.node, in_words(error))
             return
@@ -161,15 +177,15 @@ class Faults:
         """Before the scheduler decides: tasks that handle their own loss, and streams, which cannot go on elsewhere."""
         if isinstance(task, RankTask):
             if task.node == node:
-                self._engine.sending.forget(task)
-                loss = self.node_loss(node, started=True)
+                self._sending.forget(task)
+                loss = self._books.node_loss(node, started=True)
                 self._books.after.append(lambda: task.on_lost(loss))
             return
         if self._books.scheduler.node_of(task.id) != node:
             return
-        loss = self.node_loss(node, started=None)
+        loss = self._books.node_loss(node, started=None)
         if task.is_cancelled or task.handles_loss or not task.may_move:
-            self._engine.sending.forget(task)
+            self._sending.forget(task)
             self._books.scheduler.drop(task.id)
             if task.handles_loss:
                 self._books.after.append(lambda: task.on_lost(loss))
@@ -179,21 +195,18 @@ class Faults:
         else:
             self._books.losses[task.id] = loss
 
-    def node_loss(self, node: int, *, started: bool | None) -> Loss:
-        return Loss(node=node, started=started, is_node=True, is_preempted=node in self._taken_back)
-
     def _replace(self, node: int) -> None:
         """In a thread of its own: get another machine, or give up on the node."""
-        assert self._engine.nodes.source is not None
+        assert self.source is not None
         machine: Machine | None = None
         link: NodeLink | None = None
         try:
             for tries_left in range(_REPLACEMENT_TRIES - 1, -1, -1):
-                machine = self._engine.nodes.source.replace(node)
+                machine = self.source.replace(node)
                 if machine is None or not self._books.is_open:
                     break
                 try:
-                    link = self._engine.nodes.opener.open(machine)
+                    link = self._nodes.opener.open(machine)
                     break
                 except Unreachable:
                     if not tries_left:
@@ -206,13 +219,13 @@ class Faults:
                     self._books.after.append(link.close)
                 return
             if machine is None or link is None:
-                self._engine.teller.node_lost(node, will_return=False)
-                self._engine.sending.perform(self._books.scheduler.node_lost(node, will_return=False))
+                self._teller.node_lost(node, will_return=False)
+                self._sending.perform(self._books.scheduler.node_lost(node, will_return=False))
                 return
             self._books.machines[node] = machine
             self._books.links[node] = link
-            self._engine.nodes.up(machine)
-            self._engine.teller.node_replaced(node)
+            self._nodes.up(machine)
+            self._teller.node_replaced(node)
         self._books.watcher.wake()
 
     def _not_replaced(self, node: int, error: BaseException) -> None:
@@ -222,17 +235,17 @@ class Faults:
             if self._books.is_open:
                 link = self._books.links.pop(node, None)
                 if link is not None:
-                    self._engine.nodes.unwatch(link)
+                    self._nodes.unwatch(link)
                     self._books.after.append(link.close)
-                self._engine.teller.node_lost(node, will_return=False)
-                self._engine.sending.perform(self._books.scheduler.node_lost(node, will_return=False))
+                self._teller.node_lost(node, will_return=False)
+                self._sending.perform(self._books.scheduler.node_lost(node, will_return=False))
 
     def _give_up(self, node: int, error: BaseException) -> None:
         if not self._books.is_open:
             return  # the pool ends what there is
-        assert self._engine.nodes.source is not None
+        assert self.source is not None
         _log.error("node %d could not be replaced: %s", node, in_words(error))
         try:
-            self._engine.nodes.source.give_up(node)
+            self.source.give_up(node)
         except Exception as failure:
             _log.error("node %d: and then: %s", node, in_words(failure))

@@ -1,26 +1,25 @@
-"""The gangs of an engine: started when their nodes have room, stopped as one, started again, judged when they hang.
+"""Gangs: started when their nodes have room, stopped as one, started again, and judged when they hang.
 
-A part of `DirectEngine` in a file of its own: it changes the engine's books, and everything here is called while
-they are open.
+Everything here is called while the books are open.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-from typing import TYPE_CHECKING
 
 from ..errors import InternalError, NodeLost, RendezvousFailed
 from ..futures import Undecoded
 from ..schedule.actions import Action, FailGang, StartGang
 from ..wire.frames import Frame, Kind
 from ..wire.tasks import RankOrder
+from .books import Books
 from .devices import sharing_of_gangs
 from .gang import Gang, RankTask, make_ranks
 from .hangs import REPORT_AFTER_S, Hang, Late, RankStack, read_stack
-
-if TYPE_CHECKING:
-    from .direct import DirectEngine
+from .logs import LogRouter
+from .nodes import Nodes
+from .sending import Sending
 
 __all__ = ["Gangs"]
 
@@ -33,16 +32,24 @@ cause."""
 
 
 class Gangs:
-    """Of one engine; the books have those that are open."""
+    """Start, stop and judge the gangs that are in the books.
 
-    def __init__(self, engine: DirectEngine) -> None:
-        self._engine = engine
-        self._books = engine.books
+    Args:
+        grace_s: seconds that a cancelled rank has to end by itself before it is killed.
+    """
+
+    def __init__(self, books: Books, sending: Sending, nodes: Nodes, logs: LogRouter, *, grace_s: float) -> None:
+        self._books = books
+        self._sending = sending
+        self._nodes = nodes
+        self._logs = logs
+        self._grace_s = grace_s
+        sending.handlers |= {StartGang: self._start, FailGang: self._fail}
         self._told_to_share: set[frozenset[str]] = set()
 
     def submit(self, gang: Gang) -> None:
         self._books.gangs[gang.id] = gang
-        self._engine.sending.perform(self._submit(gang))
+        self._sending.perform(self._submit(gang))
 
     def _submit(self, gang: Gang) -> list[Action]:
         return self._books.scheduler.submit_gang(
@@ -62,13 +69,13 @@ class Gangs:
         gang.is_cancelled = True
         self._books.idle.notify_all()
         if gang.open:
-            self._stop_ranks(gang, self._engine.grace_s)
+            self._stop_ranks(gang, self._grace_s)
         elif not gang.placed:
             self._end(gang)
 
     # Starting -------------------------------------------------------------------------------------------------------
 
-    def start(self, action: StartGang) -> None:
+    def _start(self, action: StartGang) -> None:
         """Its nodes have room for it: next comes the port to meet at."""
         gang = self._books.gangs[action.gang]
         gang.placed = action.nodes
@@ -78,6 +85,7 @@ class Gangs:
         self._books.tell(action.nodes[0], Kind.RESERVE_PORT, gang.id)
 
     def on_port(self, frame: Frame) -> None:
+        """Start the ranks of a gang at the port that its first node has picked, or fail the gang."""
         gang = self._books.gangs.get(frame.ident)
         if gang is None:
             return
@@ -93,12 +101,12 @@ class Gangs:
             self._end(gang)
             return
         peers = {node: self._books.machines[node].peer for node in gang.placed}
-        devices = {node: self._engine.nodes.devices(node) for node in gang.placed}
+        devices = {node: self._nodes.devices(node) for node in gang.placed}
         interfaces = {node: self._books.machines[node].interface for node in gang.placed}
         for rank in make_ranks(gang, peers, devices, interfaces):
             delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
             task = RankTask(
-                id=self._engine.next_id(),
+                id=next(self._books.numbers),
                 name=gang.name,
                 head=gang.head,
                 function=gang.function,
@@ -110,7 +118,6 @@ class Gangs:
                 delivers=delivers,
                 ended=self._rank_ended,
                 restart_count=rank.restart_count,
-                timeout_s=gang.options.timeout_s,
             )
             gang.tasks[rank.rank] = task
             gang.open.add(task.id)
@@ -122,7 +129,9 @@ class Gangs:
                 tell_stopped_after_s=gang.options.hang_timeout_s or REPORT_AFTER_S,
             )
             self._books.tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
-            self._engine.sending.send(task, rank.node)
+            self._sending.send(task, rank.node)
+            if gang.options.timeout_s is not None:
+                self._books.at(gang.options.timeout_s, self._time_out, task.id, 0)
         self._tell_of_sharing(gang)
         gang.future.set_running()
 
@@ -134,12 +143,12 @@ class Gangs:
             shared = own & self._devices_of(other) if other is not gang and other.open else frozenset()
             if shared and names not in self._told_to_share:
                 self._told_to_share.add(names)
-                nodes = [node for node in gang.placed if shared.intersection(self._engine.nodes.devices(node))]
+                nodes = [node for node in gang.placed if shared.intersection(self._nodes.devices(node))]
                 text = sharing_of_gangs(gang.name, other.name, nodes, len(shared))
-                self._engine.logs.say(gang.tasks[0], gang.placed[0], text)
+                self._logs.say(gang.tasks[0], gang.placed[0], text)
 
     def _devices_of(self, gang: Gang) -> frozenset[str]:
-        return frozenset(device for node in gang.placed for device in self._engine.nodes.devices(node))
+        return frozenset(device for node in gang.placed for device in self._nodes.devices(node))
 
     # Ending ---------------------------------------------------------------------------------------------------------
 
@@ -183,16 +192,16 @@ class Gangs:
             rank = gang.tasks.get(gang.cause()[0])
             gang.reset()
             if rank is not None:
-                self._engine.logs.say(rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}")
+                self._logs.say(rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}")
             self._books.gangs[gang.id] = gang
             actions += self._submit(gang)
         else:
             self._books.after.append(lambda: _settle(gang))
-        self._engine.sending.perform(actions)
+        self._sending.perform(actions)
         if not self._books.tasks and not self._books.gangs:
             self._books.idle.notify_all()
 
-    def fail(self, action: FailGang) -> None:
+    def _fail(self, action: FailGang) -> None:
         """It can never start: nodes that it needs are gone for good."""
         gang = self._books.gangs.get(action.gang)
         if gang is not None:
@@ -249,8 +258,11 @@ class Gangs:
                 asked.add(rank)
         return asked
 
-    def time_out(self, task: RankTask) -> None:
+    def _time_out(self, task_id: int, _: int) -> None:
         """The time of the rank is up, and with it the gang's, as soon as all have said where they stand."""
+        task = self._books.tasks.get(task_id)
+        if not isinstance(task, RankTask) or task.is_cancelled:
+            return
         gang = task.gang
         if gang.late is None and not gang.is_stopping and task.rank is not None:
             gang.late = Late(rank=task.rank, asked=self._ask(gang, will_end=True))
@@ -262,7 +274,7 @@ class Gangs:
             return
         error = gang.late.error(gang.name, gang.options.timeout_s or 0.0)
         gang.failures.append((0.0, gang.late.rank, error))
-        self._stop_ranks(gang, self._engine.grace_s)
+        self._stop_ranks(gang, self._grace_s)
 
     def _judge_hang(self, gang_id: int, task_id: int) -> None:
         """All stacks are here, or will not come."""
@@ -277,7 +289,7 @@ class Gangs:
         rank = min(error.ranks, default=gang.hang.first.rank)
         if gang.options.hang_timeout_s is None:
             said = [str(error), *error.__notes__, "It goes on waiting; hang_timeout_s= would stop it."]
-            self._engine.logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(said))
+            self._logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(said))
             return
         gang.failures.append((0.0, rank, error))
         self._stop_ranks(gang, _GRACE_S)

@@ -2,26 +2,21 @@
 
 While nothing else is open a call needs no agent and no change of thread: it goes on the line to the first slot of its
 node, and the thread that waits for it reads the line while the I/O thread steps aside.
-
-A part of `DirectEngine` in a file of its own: it changes the engine's books.
 """
 
 from __future__ import annotations
 
-import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from .. import interrupts
 from ..futures import Future, refuse_to_wait, this_thread
 from ..wire import pull
-from ..wire.channel import Channel, ChannelClosed
-from ..wire.frames import Frame
+from .books import Books
 from .link import LEAD_S, Line, NodeLink, Readable
+from .sending import Sending
 from .tasks import Task
-
-if TYPE_CHECKING:
-    from .direct import DirectEngine
 
 __all__ = ["Leading"]
 
@@ -29,15 +24,18 @@ Nodes = tuple[int, ...] | None
 
 
 class Leading:
-    """Of one engine."""
+    """Let callers do the work of the I/O thread.
 
-    def __init__(self, engine: DirectEngine) -> None:
-        self._engine = engine
-        self._books = engine.books
+    Args:
+        read: handle what has come by a channel, in the thread that calls it.
+    """
+
+    def __init__(self, books: Books, sending: Sending, read: Callable[[Readable], None]) -> None:
+        self._books = books
+        self._sending = sending
+        self._read_channel = read
         self.can_pull = pull.is_possible()
         """Whether slots can read this process's memory, as far as is known."""
-        self.alone: Task | None = None
-        """Being submitted while nothing else is open: it may go on a direct line."""
         self._unled = 0
         """The last task that was put on a direct line and that nobody has waited for yet."""
 
@@ -60,7 +58,8 @@ class Leading:
         try:
             self._submit_and_lead(task, future, nodes)
         except BaseException:  # Ctrl-C: the caller never gets the future
-            self._engine.cancel(task.id)
+            with self._books:
+                self._sending.cancel(task.id)
             raise
 
     def _submit_and_lead(self, task: Task, future: Future[Any], nodes: Nodes) -> None:
@@ -71,7 +70,7 @@ class Leading:
                 if self.is_idle:
                     led = self._take(task.id, self._submit_alone(task, nodes))
                 else:
-                    self._engine.sending.submit(task, nodes)
+                    self._sending.submit(task, nodes)
             if led is not None:
                 self._read(led, future)
         finally:
@@ -114,20 +113,8 @@ class Leading:
 
     def _submit_alone(self, task: Task, nodes: Nodes) -> NodeLink | None:
         """Nothing else is open: the task goes on a direct line if it can. Where it went."""
-        self.alone = task
-        try:
-            self._engine.sending.submit(task, nodes)
-        finally:
-            self.alone = None
+        self._sending.submit(task, nodes, is_alone=True)
         return self._books.links.get(self._books.scheduler.node_of(task.id) or 0)
-
-    def send_on_line(self, link: NodeLink, task: Task) -> bool:
-        """Whether the task could go that way."""
-        try:
-            return link.send_on_line(task)
-        except ChannelClosed:
-            self.drop_line(link)
-            return False
 
     # Reading --------------------------------------------------------------------------------------------------------
 
@@ -158,34 +145,6 @@ class Leading:
             if link.wait_readable(left_s):
                 this_thread.brings_values = True  # done-callbacks of other calls may run in here
                 try:
-                    self._engine.reader.read(link)
+                    self._read_channel(link)
                 finally:
                     this_thread.brings_values = False
-
-    # Lines ----------------------------------------------------------------------------------------------------------
-
-    def on_line(self, node: int, frame: Frame) -> None:
-        """The node has a direct line, or another one than before."""
-        link = self._books.links[node]
-        self.drop_line(link)
-        if frame.fd < 0:  # it could not be received: this process may open no more files
-            return
-        link.line = Line(node, Channel(socket.socket(fileno=frame.fd)), frame.ident)
-
-    def line_gone(self, line: Readable) -> None:
-        """Its slot has died. What the agent did not know of, it must know now: it says what became of the call."""
-        with self._books:
-            link = self._books.links.get(line.node)
-            if link is not None and link.line is line:
-                self.drop_line(link)
-
-    def drop_line(self, link: NodeLink) -> None:
-        """The node has none any more."""
-        line, link.line = link.line, None
-        if line is None:
-            return
-        line.is_led = False
-        self._books.watcher.remove(line)
-        line.channel.close()
-        link.hold()
-        self._books.dirty.add(link)

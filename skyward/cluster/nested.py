@@ -1,7 +1,6 @@
-"""Calls that tasks make (see `skyward.slot.handle`): made tasks and gangs of the engine, and answered.
+"""Calls that tasks make (see `skyward.slot.handle`): each becomes a task or a gang, and its outcome is sent back.
 
-A part of `DirectEngine` in a file of its own: it changes the engine's books, while they are open. What takes time, or
-unpickles what users made, is done by a thread of its own: the I/O thread only takes the frames.
+The I/O thread only takes the frames; another thread does what takes time, or unpickles what users made.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import InternalError, SkywardError, UsageError
 from ..schedule.actions import Refuse
@@ -26,13 +25,14 @@ from ..wire.layout import HEAD, PICKLE_IS_BLOB, REFERENCE
 from ..wire.nested import NestedCall, Outcome, message_of, packed, payload_in
 from ..wire.payloads import Encoded
 from ..wire.tasks import CallKind
+from .books import Books
 from .builder import PackedCall, TaskBuilder
 from .gang import Gang, RankTask
+from .gangs import Gangs
+from .link import NodeLink, Readable
+from .sending import Sending
 from .tasks import Received, Task, TaskFailure, WireFunction, cannot_send
 from .threads import in_words
-
-if TYPE_CHECKING:
-    from .direct import DirectEngine
 
 __all__ = ["NestedCalls"]
 
@@ -73,22 +73,30 @@ class _NestedTask(Task):
 
 
 class NestedCalls:
-    """Those that are open."""
+    """Make tasks and gangs of the calls that tasks make, and send back what comes of them."""
 
-    def __init__(self, engine: DirectEngine, builder: TaskBuilder) -> None:
-        self._engine = engine
+    def __init__(self, books: Books, sending: Sending, gangs: Gangs, builder: TaskBuilder) -> None:
+        self._books = books
+        self._sending = sending
+        self._gangs = gangs
         self._builder = builder
-        self._books = engine.books
+        sending.handlers[Refuse] = self._refuse
+        sending.on_ended.append(self._ended)
+        sending.on_cancelled.append(self._ended)
         self._calls: dict[int, _Call] = {}
         self._by_parent: dict[int, dict[int, None]] = {}
         """In the order of the calls."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    # What the engine tells, under its lock ---------------------------------------------------------------------------
+    # While the books are open -----------------------------------------------------------------------------------------
 
-    def on_call(self, node: int, frame: Frame, blobs: dict[bytes, Blob]) -> None:
-        call = self._calls[frame.ident] = _Call(number=frame.ident, node=node)
+    def on_call(self, link: Readable, frame: Frame) -> None:
+        """Take a call that a task makes."""
+        if not isinstance(link, NodeLink):
+            return
+        blobs = link.blobs_of_call(frame.ident)
+        call = self._calls[frame.ident] = _Call(number=frame.ident, node=link.node)
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="skyward-nested", daemon=True)
             try:
@@ -100,13 +108,16 @@ class NestedCalls:
             self._thread = thread
         self._inbox.put(lambda: self._begin(call, frame.body, blobs))
 
-    def on_uncall(self, number: int) -> None:
-        """Nobody waits for it any more."""
-        call = self._take(number)
+    def on_uncall(self, link: Readable, frame: Frame) -> None:
+        """Stop a call whose caller no longer waits for it."""
+        if not isinstance(link, NodeLink):
+            return
+        link.blobs_of_call(frame.ident)  # what came for it is dropped
+        call = self._take(frame.ident)
         if call is not None:
             self._stop(call)
 
-    def ended(self, parent: int) -> None:
+    def _ended(self, parent: int) -> None:
         """The task has ended, or is being stopped: what it has called is cancelled, and it is told so."""
         if parent in self._by_parent:
             self._cancel_each(self._by_parent[parent])
@@ -114,9 +125,8 @@ class NestedCalls:
     def node_lost(self, node: int) -> None:
         self._cancel_each(number for number, call in self._calls.items() if call.node == node)
 
-    def refuse(self, action: Refuse) -> None:
+    def _refuse(self, action: Refuse) -> None:
         """It could never start."""
-        engine = self._engine
         nodes = ", ".join(map(str, sorted(action.nodes)))
         task, gang = self._books.tasks.get(action.call), self._books.gangs.get(action.call)
         name = task.name if task is not None else gang.name if gang is not None else "?"
@@ -126,10 +136,10 @@ class NestedCalls:
             "roles={...}, or give the pool more slots (concurrency=)"
         )
         if task is not None:
-            engine.sending.forget(task)
+            self._sending.forget(task)
             self._books.after.append(lambda: task.on_failed(error))
         elif gang is not None:
-            engine.gangs.drop(gang)
+            self._gangs.drop(gang)
             self._books.after.append(lambda: gang.future.settle_error(error))
 
     def close(self) -> None:
@@ -163,9 +173,12 @@ class NestedCalls:
     def _stop(self, call: _Call) -> None:
         """Once the books are closed: what is about to be sent must have been, to be stopped."""
         call.is_cancelled = True
-        engine, child = self._engine, call.child
-        if child:
-            self._books.after.append(lambda: engine.cancel_gang(child) if call.is_gang else engine.cancel(child))
+        if call.child:
+            self._books.after.append(lambda: self._cancel_child(call.child, is_gang=call.is_gang))
+
+    def _cancel_child(self, child: int, *, is_gang: bool) -> None:
+        with self._books:
+            (self._gangs if is_gang else self._sending).cancel(child)
 
     def _reply(self, call: _Call, message: Encoded) -> None:
         link = self._books.links.get(call.node)
@@ -222,7 +235,6 @@ class NestedCalls:
         return True
 
     def _task_of(self, call: _Call, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
-        engine = self._engine
         task = self._builder.task(
             _NestedTask,
             self._builder.next_id(),
@@ -235,12 +247,11 @@ class NestedCalls:
 
         def submit() -> None:
             call.child = task.id
-            engine.sending.submit(task, asked.nodes, parent=self._holder(call.parent))
+            self._sending.submit(task, asked.nodes, parent=self._holder(call.parent))
 
         return submit
 
     def _gang_of(self, call: _Call, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
-        engine = self._engine
         gang = self._builder.gang(
             packed_call,
             pickle.loads(asked.launch),
@@ -258,7 +269,7 @@ class NestedCalls:
             call.child, call.is_gang = gang.id, True
             gang.parent = self._holder(call.parent)
             gang.future.add_done_callback(ended)
-            engine.gangs.submit(gang)
+            self._gangs.submit(gang)
 
         return submit
 

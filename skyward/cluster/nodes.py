@@ -1,6 +1,6 @@
-"""The nodes of the direct engine: a link to each agent, opened, watched and closed, and what is known of its machine.
+"""Nodes: a link to each agent, opened, watched and closed, and the facts about its machine.
 
-What is done when one breaks is in `faults`.
+`faults` repairs links that break.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..events import Emit, NodeReady
 from ..launch import Launch
-from ..machine import Machine, Machines
+from ..machine import Machine
 from ..topology import AcceleratorInfo
 from ..wire.frames import Kind
 from ..wire.tasks import Topology
+from .books import Books
 from .link import NodeLink
 from .liveness import Liveness
 from .opening import Opener
+from .sending import Sending
 from .threads import report, start_thread
-
-if TYPE_CHECKING:
-    from .direct import DirectEngine
 
 __all__ = ["Nodes"]
 
@@ -41,29 +39,28 @@ def _finish(link: NodeLink, deadline: float, is_ended: threading.Event) -> None:
 
 
 class Nodes:
-    """Those of one engine. `up`, `watch` and `unwatch` are called while the books are open; all else by any thread.
+    """Open, watch and close the links to all nodes, and answer what is known of them.
+
+    `up`, `watch` and `unwatch` are called while the books are open; everything else by any thread.
 
     Args:
         initializer: run in each process of a node before its first call.
     """
 
-    def __init__(self, engine: DirectEngine, *, job_id: str, initializer: bytes | None, emit: Emit) -> None:
-        self._engine = engine
-        self._books = engine.books
+    def __init__(self, books: Books, sending: Sending, *, job_id: str, initializer: bytes | None, emit: Emit) -> None:
+        self._books = books
+        self._sending = sending
         self._job_id = job_id
         self._initializer = initializer
         self._emit = emit
         self._usage_tenths = 0
         self.opener = Opener(job_id, timeout_s=_CONNECT_S)
         self.liveness = Liveness()
-        self.source: Machines | None = None
-        """Where another machine comes from in the place of one that is lost; None: from nowhere."""
 
     # Up and down ----------------------------------------------------------------------------------------------------
 
-    def open(self, machines: Sequence[Machine], source: Machines) -> None:
+    def open(self, machines: Sequence[Machine]) -> None:
         """Connect to all agents. Raises Unreachable; what was connected is closed again."""
-        self.source = source
         self._books.machines.update((machine.node, machine) for machine in machines)
         self._books.links.update(self.opener.open_all(machines))
 
@@ -89,7 +86,7 @@ class Nodes:
             link.send(Kind.USAGE, lane=self._usage_tenths)
         self._books.dirty.add(link)
         self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
-        self._engine.sending.perform(self._books.scheduler.node_up(machine.node, machine.slots))
+        self._sending.perform(self._books.scheduler.node_up(machine.node, machine.slots))
 
     def watch(self, link: NodeLink) -> None:
         """Read it from now on, and see that it lives."""

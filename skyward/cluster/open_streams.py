@@ -1,29 +1,23 @@
-"""Streams to and from tasks that run: items, credit, and the end of either side.
-
-A part of `DirectEngine` in a file of its own: it changes the engine's books. Thread-safe.
-"""
+"""Streams to and from running tasks: items, credit, and the end of either side."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from ..errors import PoolClosed
 from ..wire.frames import Kind
 from ..wire.payloads import Encoded
+from .books import Books
+from .sending import Sending
 from .tasks import StreamTask
-
-if TYPE_CHECKING:
-    from .direct import DirectEngine
 
 __all__ = ["OpenStreams"]
 
 
 class OpenStreams:
-    """Those of one engine."""
+    """Feed, grant and close the streams of running tasks. Thread-safe."""
 
-    def __init__(self, engine: DirectEngine) -> None:
-        self._engine = engine
-        self._books = engine.books
+    def __init__(self, books: Books, sending: Sending) -> None:
+        self._books = books
+        self._sending = sending
 
     def grant(self, task_id: int, count: int) -> None:
         """The reader took `count` items of what a task yields; dropped if the task has ended."""
@@ -62,9 +56,17 @@ class OpenStreams:
             self._books.idle.notify_all()
             node = self._books.scheduler.cancel(task_id)
             if node is None:
-                self._engine.sending.forget(task)
+                self._sending.forget(task)
             else:
                 self._books.tell(node, Kind.CLOSE, task_id)
+
+    def stop(self, task_id: int) -> None:
+        """Close a stream that nobody reads, or cancel any other task."""
+        with self._books:
+            if isinstance(self._books.tasks.get(task_id), StreamTask):
+                self.close(task_id)
+            else:
+                self._sending.cancel(task_id)
 
     def close_all(self) -> None:
         """Stop the generators that run: their readers get PoolClosed. Nobody may ever read them to their end."""

@@ -1,6 +1,6 @@
 """The I/O thread of the direct engine: it reads all channels, keeps the deadlines, and looks whether links live.
 
-A part of `DirectEngine` in a file of its own. A caller that leads (`leading`) reads its channel by the same `read`.
+A caller that leads (`leading`) reads its channel by the same `read`.
 """
 
 from __future__ import annotations
@@ -8,17 +8,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from .. import interrupts
 from ..errors import InternalError
 from ..futures import this_thread
 from ..wire.channel import ChannelClosed
+from .arrivals import Arrivals
+from .books import Books
+from .direct_lines import DirectLines
+from .faults import Faults
 from .link import NodeLink, Readable
+from .liveness import Liveness
 from .threads import report
-
-if TYPE_CHECKING:
-    from .direct import DirectEngine
+from .width import Width
 
 __all__ = ["Reader"]
 
@@ -28,11 +31,33 @@ _FAILURE_PAUSE_S = 0.02
 
 
 class Reader:
-    """The thread of one engine; `start` once. It ends when the books are closed, once it is woken."""
+    """Run the I/O thread; `start` once. It ends when the books are closed, once it is woken.
 
-    def __init__(self, engine: DirectEngine) -> None:
-        self._engine = engine
-        self._books = engine.books
+    Args:
+        stop: stop a task that was abandoned.
+        died: told when the thread gives up and nothing will be read any more.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        arrivals: Arrivals,
+        lines: DirectLines,
+        faults: Faults,
+        width: Width,
+        liveness: Liveness,
+        *,
+        stop: Callable[[int], object],
+        died: Callable[[BaseException], object],
+    ) -> None:
+        self._books = books
+        self._arrivals = arrivals
+        self._lines = lines
+        self._faults = faults
+        self._width = width
+        self._liveness = liveness
+        self._stop = stop
+        self._died = died
         self._abandoned: deque[int] = deque()
         self._thread: threading.Thread | None = None
 
@@ -66,38 +91,38 @@ class Reader:
                 failures += 1
                 report(error)
                 if failures == _MOST_FAILURES:  # better an error in every call than a wait without an end
-                    self._engine.die(error)
+                    self._died(error)
                     return
                 time.sleep(_FAILURE_PAUSE_S)
 
     def _step(self) -> None:
-        books, liveness = self._books, self._engine.nodes.liveness
+        books = self._books
         while self._abandoned:
-            self._engine.stop(self._abandoned.popleft())
+            self._stop(self._abandoned.popleft())
         for link, can_read, can_write in books.watcher.wait(self._run_deadlines()):
             if can_write:
                 with books:
                     books.dirty.add(link)
             if can_read:
                 self.read(link)
-        if liveness.is_due(time.monotonic()):
+        if self._liveness.is_due(time.monotonic()):
             self._check_links()
 
     def _run_deadlines(self) -> float | None:
         """Seconds until there is something to do again; None: only when something comes."""
         with self._books:
             wait_s = self._books.run_deadlines()
-            check_s = self._engine.nodes.liveness.interval_s
+            check_s = self._liveness.interval_s
             return min((s for s in (wait_s, check_s) if s is not None), default=None)
 
     def _check_links(self) -> None:
         with self._books:
-            pinged, dead = self._engine.nodes.liveness.check(time.monotonic())
+            pinged, dead = self._liveness.check(time.monotonic())
             self._books.dirty.update(pinged)
         for link in dead:
             if link.reading.acquire(blocking=False):  # else a leading caller is reading it this moment
                 try:
-                    self._engine.faults.link_gone(link, "it has been silent for too long")
+                    self._faults.link_gone(link, "it has been silent for too long")
                 finally:
                     link.reading.release()
 
@@ -125,27 +150,26 @@ class Reader:
         except (ChannelClosed, InternalError, OSError) as error:
             self._failed(link, error)
             return
-        engine, books = self._engine, self._books
+        books, handlers = self._books, self._arrivals.handlers
         with books:
             for frame in frames:
+                if frame.kind not in handlers:
+                    continue
                 try:
-                    engine.arrivals.on_frame(link, frame)
+                    handlers[frame.kind](link, frame)
                 except BaseException as error:  # it costs one call, and no frame behind it
-                    engine.arrivals.give_up(link, frame, error)
+                    self._arrivals.give_up(link, frame, error)
             if link.channel.needs_flush:
                 books.dirty.add(link)
             if link.channel.pongs != link.pongs:
-                link.pongs = link.channel.pongs
-                round_trip_ns = link.channel.round_trip_s * 1e9
-                engine.sending.perform(books.scheduler.set_round_trip(link.node, round_trip_ns))
-                engine.width.measured(link)
+                self._width.measured(link)
             if link.is_narrow:
-                engine.width.consider(link)
+                self._width.consider(link)
 
     def _failed(self, link: Readable, error: Exception) -> None:
         if not isinstance(link, NodeLink):
-            self._engine.leading.line_gone(link)
+            self._lines.gone(link)
         elif isinstance(error, ChannelClosed):
-            self._engine.faults.link_gone(link, "its link ended")
+            self._faults.link_gone(link, "its link ended")
         else:
-            self._engine.faults.link_gone(link, str(error))  # something on the way wrote into the stream
+            self._faults.link_gone(link, str(error))  # something on the way wrote into the stream

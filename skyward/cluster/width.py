@@ -17,6 +17,7 @@ from ..wire.stream import StreamChannel
 from .books import Books
 from .dial import LINK_TIMES
 from .link import NodeLink, Readable
+from .sending import Sending
 from .threads import in_words, start_thread
 
 __all__ = ["MOST_CHANNELS", "Width", "channels_for"]
@@ -41,13 +42,17 @@ def channels_for(round_trip_s: float) -> int:
 
 
 class Width:
-    """Gives links more channels. A part of `DirectEngine`: all but its thread is called while its books are open."""
+    """Measure links, and give them more channels. Everything but its thread is called while the books are open."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, sending: Sending) -> None:
         self._books = books
+        self._sending = sending
 
     def measured(self, link: Readable) -> None:
-        """Its round trip is known, or known better."""
+        """Take note of a round trip that its channel has measured."""
+        link.pongs = link.channel.pongs
+        round_trip_ns = link.channel.round_trip_s * 1e9
+        self._sending.perform(self._books.scheduler.set_round_trip(link.node, round_trip_ns))
         if not isinstance(link, NodeLink) or not link.may_widen or not CAN_STRIPE:
             return
         assert isinstance(link.channel, StreamChannel)
