@@ -179,6 +179,7 @@ class Spending:
         return until_end_s if self._has_warned else min(until_warning_s, until_end_s)
 
     def _exceeded(self) -> BudgetExceeded:
+        assert self._budget_usd is not None
         spent = self.spent_usd
         return BudgetExceeded(
             f"budget_usd={self._budget_usd:g}: {spent:.4g} USD are spent, and to end the machines costs the rest; the "

@@ -50,7 +50,8 @@ as a note. All of these can be pickled; `retryable` says whether the same call m
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import InitVar, field
+from typing import TYPE_CHECKING, Any, dataclass_transform
 
 from .printable import printable_lines
 
@@ -101,18 +102,29 @@ __all__ = [
 ]
 
 
-class SkywardError(Exception):
-    """Root of every error that skyward itself raises.
-
-    Keyword arguments become attributes, so that a program reads fields instead of parsing the message.
-    """
-
-    retryable: ClassVar[bool] = False
+# An explicit `__init__` for each class would repeat the fields of all its bases; real dataclasses would replace the
+# pickling, `str` and equality of exceptions. So only type checkers see a dataclass.
+@dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
+class _Fields(Exception):
+    """Turn keyword arguments into attributes; type checkers allow those that the class annotates."""
 
     def __init__(self, message: str = "", **fields: Any) -> None:
         super().__init__(printable_lines(message))
         for name, value in fields.items():
             setattr(self, name, value)  # not in __dict__: ImportError has a `name` of its own
+
+
+class SkywardError(_Fields):
+    """Root of every error that skyward itself raises.
+
+    Keyword arguments become attributes, so that a program reads fields instead of parsing the message.
+
+    Attributes: `retryable` (whether the same call may succeed if it is made again).
+    """
+
+    if TYPE_CHECKING:
+        message: InitVar[str] = field(default="", kw_only=False)
+    retryable: bool = False
 
     def add_note(self, note: str, /) -> None:
         # Messages and notes quote other machines, and end on a terminal.
@@ -120,7 +132,15 @@ class SkywardError(Exception):
 
 
 class UsageError(SkywardError, ValueError):
-    """The call is wrong as written; the message names the field, the value and what to do."""
+    """The call is wrong as written; the message names the field, the value and what to do.
+
+    Attributes, empty where they do not apply: `field` (name of the argument), `value` (what was given), `legal` (what
+    may be given, as text).
+    """
+
+    field: str = ""
+    value: object = None
+    legal: str = ""
 
 
 class NoActivePool(UsageError):
@@ -150,21 +170,41 @@ class NotRun(UsageError, TypeError, AttributeError):
 
 
 class MissingDependency(UsageError, ImportError):
-    """An optional package is not installed here; the message names the extra that brings it."""
+    """An optional package is not installed here; the message names the extra that brings it.
+
+    Attributes: `name` of the package, as of any ImportError.
+    """
+
+    if TYPE_CHECKING:  # the attribute itself is ImportError's
+        name: str | None = None
 
 
 class ProviderError(SkywardError):
-    """The provider of machines refused or failed."""
+    """The provider of machines refused or failed.
+
+    Attributes: `code` (the provider's own name of the failure; empty where it gave none).
+    """
+
+    code: str = ""
 
 
 class NoCapacity(ProviderError):
-    """The provider has no such machines now."""
+    """The provider has no such machines now.
+
+    Attributes: `tried` (the offers that were asked for, each with the answer).
+    """
 
     retryable = True
+    tried: tuple[str, ...] = ()
 
 
 class AuthFailed(ProviderError):
-    """The provider, or the machine itself, refused the credentials."""
+    """The provider, or the machine itself, refused the credentials.
+
+    Attributes: `host` (the machine; empty where it was the provider).
+    """
+
+    host: str = ""
 
 
 class HostKeyUnknown(ProviderError):
@@ -190,7 +230,12 @@ class HostKeyChanged(ProviderError):
 
 
 class QuotaExceeded(ProviderError):
-    """The account's quota does not allow that many machines."""
+    """The account's quota does not allow that many machines.
+
+    Attributes: `tried` (the offers that were asked for, each with the answer).
+    """
+
+    tried: tuple[str, ...] = ()
 
 
 class Throttled(ProviderError):
@@ -362,18 +407,26 @@ class GangHung(TaskError):
 class ControlFailed(SkywardError):
     """A training run could not be asked, or refused what it was asked.
 
-    Fields: `job_id`, `status` (HTTP's; None: there was no answer), `is_gone` (the run has ended).
+    Attributes: `job_id`, `status` (HTTP's; None: there was no answer), `is_gone` (the run has ended), `reason` (the
+    agent's number for why nobody answered; 0: none).
     """
 
+    reason: int = 0
     job_id: str | None = None
     status: int | None = None
     is_gone: bool = False
 
 
 class CheckpointError(SkywardError):
-    """A checkpoint of a training run cannot be written, read or trusted. Attributes: `path` (may be empty)."""
+    """A checkpoint of a training run cannot be written, read or trusted.
+
+    Attributes: `path` (may be empty); where ranks acted together, `rank` (the first that failed; -1: none, or not
+    known) and `error` (its error, as text).
+    """
 
     path: str = ""
+    rank: int = -1
+    error: str = ""
 
 
 class CheckpointNotFound(CheckpointError):
@@ -389,13 +442,7 @@ class CheckpointMismatch(CheckpointError):
 
 
 class CheckpointSaveFailed(CheckpointError):
-    """A rank could not write its part. Nothing was committed on any rank, and the last checkpoint is as it was.
-
-    Attributes: `rank` (the first that failed), `error` (its error, as text).
-    """
-
-    rank: int = -1
-    error: str = ""
+    """A rank could not write its part. Nothing was committed on any rank, and the last checkpoint is as it was."""
 
 
 class ReplicationMismatch(CheckpointError):

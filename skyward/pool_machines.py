@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from .cluster.keeper import Keeper
 from .cluster.opening import ask_to_end
 from .cost import Spending, affordable
-from .errors import BudgetExceeded, NoCapacity, ProviderError, QuotaExceeded, SkywardError
+from .errors import BudgetExceeded, NoCapacity, ProviderError, QuotaExceeded, SkywardError, Unreachable
 from .events import Emit, Event
 from .journal import state_folder
 from .machine import Gone, Machine, Offer, PoolSpec
@@ -224,7 +224,8 @@ class PoolMachines:
         """Hosts of the user's own do not grow in number or size; a cloud may have more machines in a while."""
         is_lasting = isinstance(error, NoCapacity) and self._rented is None
         is_passing = error.retryable or isinstance(error, QuotaExceeded)  # it was enough for the one that was lost
-        return is_passing and not is_lasting and not getattr(error, "is_final", False)
+        is_final = isinstance(error, Unreachable) and error.is_final
+        return is_passing and not is_lasting and not is_final
 
     # Ending ---------------------------------------------------------------------------------------------------------
 

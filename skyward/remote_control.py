@@ -60,7 +60,7 @@ class _CallTransport:
         except PoolClosed as error:
             raise ControlFailed(str(error), is_gone=True) from error
         except ControlFailed as error:
-            if self._was_answered and getattr(error, "reason", 0) == NOBODY:  # its call ends, or is started again
+            if self._was_answered and error.reason == NOBODY:  # its call ends, or is started again
                 raise ControlFailed("the run has ended", is_gone=True) from error
             raise
         self._was_answered = True

@@ -26,4 +26,4 @@ def test_each_strategy_is_taken() -> None:
 def test_anything_else_is_refused_with_the_legal_ones(value: object) -> None:
     with pytest.raises(UsageError, match=r"allocation=.*'spot-if-available'") as refused:
         validate_allocation(value)
-    assert refused.value.field == "allocation"  # type: ignore[attr-defined]
+    assert refused.value.field == "allocation"

@@ -488,8 +488,8 @@ class TestTheTree:
 
     def test_one_of_ours_raised_by_a_task_arrives_as_itself(self, pool: sky.ComputePool) -> None:
         def fail() -> None:
-            raise errors.NoCapacity("none left", region="here")
+            raise errors.NoCapacity("none left", tried=("here",))
 
         with pytest.raises(errors.NoCapacity, match="none left") as caught:
             sky.compute(fail)() >> pool
-        assert caught.value.region == "here"  # type: ignore[attr-defined]
+        assert caught.value.tried == ("here",)

@@ -204,7 +204,7 @@ def test_a_quota_is_for_all_zones_and_told_as_such() -> None:
     provider = FakeProvider(api=HasAQuota(VirtualClock()))
     with pytest.raises(QuotaExceeded, match=r"tried 2 offer.*\n  small on-demand in a .*0 vCPUs") as caught:
         launched(provider, PoolSpec(nodes=2, allocation="on-demand"))
-    assert provider.api.calls["asked"] == len(caught.value.tried) == 2  # type: ignore[attr-defined]  # not in zone b
+    assert provider.api.calls["asked"] == len(caught.value.tried) == 2  # not in zone b
     assert journals() == []
 
 

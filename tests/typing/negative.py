@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import skyward as sky
+from skyward.errors import NoCapacity
 
 
 @sky.compute
@@ -34,3 +35,4 @@ sky.ComputePool(provider=sky.Local(), executor="fibre")  # error: arg-type
 sky.Local(lease="1")  # error: call-arg
 sky.compute(retries="often")  # error: call-overload
 sky.no_such_name  # error: attr-defined
+NoCapacity("none is left", tired=("m5.large",))  # error: call-arg

@@ -72,7 +72,7 @@ class Ec2:
         except NotThere as error:
             if not _names_ours(error, parameters, self._aws):
                 raise
-            raise NotYet(str(error), code=getattr(error, "code", "")) from error
+            raise NotYet(str(error), code=error.code) from error
         return [_instance(found) for found in answer["Instances"]]
 
     def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:

@@ -28,7 +28,7 @@ def soon_there() -> Iterator[None]:
     try:
         yield
     except NotThere as error:
-        raise NotYet(str(error), code=getattr(error, "code", "")) from error
+        raise NotYet(str(error), code=error.code) from error
 
 
 # Source: Amazon EC2 API reference, "Error codes for the Amazon EC2 API".

@@ -134,7 +134,7 @@ class Network:
             with translated(operation):
                 return getattr(self._api.ec2, method)(**parameters)
         except ProviderError as error:
-            if not str(getattr(error, "code", "")).endswith("Duplicate"):
+            if not error.code.endswith("Duplicate"):
                 raise
             return {}
 
@@ -255,7 +255,7 @@ class Network:
         except NotThere:
             return []
         except ProviderError as error:
-            if getattr(error, "code", "") in _IN_USE:
+            if error.code in _IN_USE:
                 return [name]
             raise
         return []
