@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
+
 MARK = "SKYWARD_TEST_MARK"
 ROOT = Path(__file__).parent.parent.parent
 GONE_LIMIT_S = 15.0
@@ -215,8 +217,8 @@ class Sandbox:
 
     def kills(self, role: str) -> list[int]:
         """SIGKILL to all of one kind; which they were."""
+        until(lambda: self.pids(role))  # a process that has just begun to run its program has no environment yet
         pids = self.pids(role)
-        assert pids, f"no {role} is alive"
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         return pids
