@@ -8,7 +8,7 @@ from . import training as training
 from ._version import __version__ as __version__
 from .accelerators import Accelerator as Accelerator
 from .allocation import AllocationStrategy as AllocationStrategy
-from .calls import CallOptions as CallOptions
+from .call_options import CallOptions as CallOptions
 from .calls import ComputeFunction as ComputeFunction
 from .calls import PendingCompute as PendingCompute
 from .calls import PendingComputeGroup as PendingComputeGroup

@@ -8,118 +8,36 @@ from __future__ import annotations
 
 import functools
 import inspect
-import reprlib
-import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future as StdFuture
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, get_origin, overload
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, get_origin, overload
 
-from .bounds import is_positive
-from .errors import NoActivePool, UsageError
+from .active import Target, activity, resolve_target
+from .call_options import CallOptions, proper_options
+from .errors import UsageError
 from .launch import Launch
 from .signatures import check_arguments, innermost, name_of
 from .spellings import advice
-from .unrun import Unrun
+from .unrun import Unrun, short
 from .user_lines import drop_our_frames
 
 __all__ = [
-    "CallOptions",
     "ComputeFunction",
-    "Dispatcher",
     "PendingCompute",
     "PendingComputeGroup",
-    "Target",
-    "active_pool",
-    "activity",
     "as_compute",
     "compute",
     "find_by_name",
     "gather",
     "is_importable",
-    "open_pools",
     "pending_of",
-    "pop_active",
-    "push_active",
-    "resolve_target",
-    "short",
 ]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallOptions:
-    """How one call is run.
-
-    timeout_s: seconds from when the call begins on its slot, > 0; None: no limit.
-    retries: how often the call may be run again after the loss of its node or slot, >= 0. With 0 (the default) a
-        call runs at most once.
-    retry_on: exception types of the user's own for which a retry is spent too.
-    max_restarts: how often a gang (a function under an integration) is started again after any failure of a rank,
-        >= 0: an exception, a signal, a lost node, a hang. What would fail the same way again is not: a UsageError, a
-        timeout, a value that cannot be pickled. `instance_info().restart_count` says which start it is.
-    hang_timeout_s: of a gang: seconds, > 0, that a rank may wait in one collective for the others, after which the
-        gang is stopped with GangHung, which names the rank that does not come and has each rank's Python stack.
-        None: it is never stopped; after 5 minutes the stacks are logged, once.
-    name: what logs and errors call it; the function's name by default.
-    """
-
-    timeout_s: float | None = None
-    retries: int = 0
-    retry_on: tuple[type[BaseException], ...] = ()
-    max_restarts: int = 0
-    hang_timeout_s: float | None = None
-    name: str | None = None
-
-    def __post_init__(self) -> None:
-        for field_name, seconds in (("timeout_s", self.timeout_s), ("hang_timeout_s", self.hang_timeout_s)):
-            if seconds is not None and not is_positive(seconds):
-                raise UsageError(f"{field_name}: {seconds!r}; it is a number of seconds > 0, or None for no limit")
-        for field_name, count in (("retries", self.retries), ("max_restarts", self.max_restarts)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                hint = "; a pause between tries does not exist yet" if isinstance(count, Mapping) else ""
-                raise UsageError(f"{field_name}: {count!r}; it is a whole number >= 0{hint}")
-        kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
-        for kind in kinds:
-            if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                raise UsageError(f"retry_on: {kind!r} is not an exception class; give one, or a tuple of them")
-        object.__setattr__(self, "retry_on", kinds)
-
-
-_ALIASES = {"timeout": "timeout_s"}
-
-
-def _call_options(given: dict[str, Any]) -> dict[str, Any]:
-    """`given` with the reference's spellings translated, and what is unknown refused by name."""
-    known = CallOptions.__dataclass_fields__
-    options: dict[str, Any] = {}
-    for name, value in given.items():
-        proper = _ALIASES.get(name, name)
-        if proper not in known:
-            raise UsageError(f"{name}: not an option of a call; {advice('a call', name, known)}", field=name)
-        if proper in options:
-            raise UsageError(f"{name}: given twice ({proper} is the same option)")
-        options[proper] = value
-    return options
-
-
-class Dispatcher(Protocol):
-    """What a pool offers to the operators."""
-
-    def run(self, call: PendingCompute[T], /) -> T: ...
-    def submit(self, call: PendingCompute[T], /) -> StdFuture[T]: ...
-    def broadcast(self, call: PendingCompute[T], /) -> list[T]: ...
-    def run_group(self, group: PendingComputeGroup) -> Any: ...
-    def submit_group(self, group: PendingComputeGroup) -> StdFuture[tuple[Any, ...]]: ...
-    def run_async(self, call: PendingCompute[T], /) -> Coroutine[Any, Any, T]: ...
-
-
-Target = Dispatcher | ModuleType
 
 
 class ComputeFunction(Generic[P, T_co]):
@@ -169,7 +87,7 @@ class ComputeFunction(Generic[P, T_co]):
 
     def with_options(self, **options: Any) -> ComputeFunction[P, T_co]:
         """A copy with other options; see `CallOptions`."""
-        return ComputeFunction(self.fn, replace(self.options, **_call_options(options)))
+        return ComputeFunction(self.fn, replace(self.options, **proper_options(options)))
 
     def with_timeout(self, timeout_s: float) -> ComputeFunction[P, T_co]:
         return self.with_options(timeout_s=timeout_s)
@@ -284,7 +202,7 @@ def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         >>> add(1, 2)
         <add(1, 2), not run: send it with `>> pool`>
     """
-    checked = CallOptions(**_call_options(options))
+    checked = CallOptions(**proper_options(options))
 
     def decorate(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
         if isinstance(function, ComputeFunction):
@@ -331,16 +249,6 @@ def as_compute(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
     return function if isinstance(function, ComputeFunction) else compute(function)
 
 
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 40
-
-
-def short(value: Any) -> str:
-    """The value in a few words of one line, for messages."""
-    text = value.as_written if isinstance(value, Unrun) else _REPR.repr(value)
-    return " ".join(text.split())
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class PendingCompute(Unrun, Generic[T_co]):
     """A call that has not been made: `>> pool` runs it on one node, `@ pool` on all, `> pool` gives a future."""
@@ -356,17 +264,18 @@ class PendingCompute(Unrun, Generic[T_co]):
 
     def with_options(self, **options: Any) -> PendingCompute[T_co]:
         """A copy with other options; see `CallOptions`."""
-        return replace(self, options=replace(self.options, **_call_options(options)))
+        return replace(self, options=replace(self.options, **proper_options(options)))
 
     def with_timeout(self, timeout_s: float) -> PendingCompute[T_co]:
         return self.with_options(timeout_s=timeout_s)
 
     def __rshift__(self, target: Target) -> T_co:
         try:
-            return resolve_target(target).run(self)
+            value: T_co = resolve_target(target).run(self)
         except Exception as error:
             drop_our_frames(error)
             raise
+        return value
 
     def __gt__(self, target: Target) -> StdFuture[T_co]:
         return resolve_target(target).submit(self)
@@ -474,71 +383,3 @@ def _for_gather(value: object) -> str:
     if isinstance(value, Iterable):
         return "of several calls write sky.gather(*calls)"
     return "call a @compute function to make one"
-
-
-# Open pools. A context variable knows the innermost pool of this context; threads and notebook cells that the pool
-# was not opened in have contexts of their own, and fall back to the innermost of the process.
-_of_context: ContextVar[tuple[Dispatcher, ...]] = ContextVar("skyward_active_pools", default=())
-_of_process: list[Dispatcher] = []
-_lock = threading.Lock()
-
-
-class Activity:
-    """What happened in this process, so that a pool which closes can tell calls that were made and never sent.
-
-    Counted without a lock, and calls only the first time that they have a shape: enough to tell none from some.
-    """
-
-    calls_made = 0
-    last_made = ""
-    pools_opened = 0
-
-
-activity = Activity()
-
-
-def push_active(pool: Dispatcher) -> None:
-    activity.pools_opened += 1
-    _of_context.set((*_of_context.get(), pool))
-    with _lock:
-        _of_process.append(pool)
-
-
-def pop_active(pool: Dispatcher) -> None:
-    _of_context.set(tuple(p for p in _of_context.get() if p is not pool))
-    with _lock:
-        if pool in _of_process:
-            _of_process.remove(pool)
-
-
-def open_pools() -> list[Dispatcher]:
-    """Those of this process, in the order in which they were opened."""
-    with _lock:
-        return list(_of_process)
-
-
-def active_pool() -> Dispatcher:
-    """The innermost open pool. Raises NoActivePool."""
-    still_open = open_pools()
-    for pool in reversed(_of_context.get()):
-        if pool in still_open:
-            return pool
-    if still_open:
-        return still_open[-1]
-    raise NoActivePool(
-        "no pool is open here: write `with sky.ComputePool(provider=sky.Local()):` around the call, "
-        "or name the pool: `f() >> pool`. Inside a task there is no pool: call the function's .local(...)"
-    )
-
-
-def resolve_target(target: Target | Literal["skyward"]) -> Dispatcher:
-    """The pool that an operator's right side means."""
-    if isinstance(target, ModuleType):
-        if target.__name__ == "skyward":
-            return active_pool()
-    elif hasattr(target, "run_group") and not isinstance(target, type):
-        return target  # type: ignore[return-value]
-    hint = "; open a pool of it: sky.ComputePool(provider=...)" if hasattr(target, "launch") else ""
-    raise UsageError(
-        f"{short(target)} is not a pool; the right side of >>, >, @ is a ComputePool or the module skyward{hint}"
-    )

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from . import interrupts
-from .calls import CallOptions
+from .call_options import CallOptions
 from .chunking import MAX_ITEMS, ChunkSizes
 from .cluster.engine import Engine
 from .cluster.tasks import Loss, Received, Task, TaskFailure, WireFunction, loss_error

@@ -5,11 +5,11 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .calls import ComputeFunction, short
+from .calls import ComputeFunction
 from .errors import UsageError
 from .signatures import name_of
 from .spellings import advice
-from .unrun import Unrun
+from .unrun import Unrun, short
 
 __all__ = ["TargetOperators", "refuse_operand"]
 

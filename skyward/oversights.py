@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .calls import activity, open_pools
+from .active import activity, open_pools
 from .cluster.engine import Engine
 from .futures import Failures
 

@@ -24,9 +24,10 @@ from typing import Any, Literal, Self, TypeVar
 
 from . import interrupts
 from .accelerators import Accelerator
+from .active import pop_active, push_active
 from .allocation import AllocationStrategy
 from .announcer import Announcer, EventStream
-from .calls import PendingCompute, pop_active, push_active
+from .calls import PendingCompute
 from .cluster.devices import sharing_of_pool
 from .cluster.direct import DirectEngine
 from .cluster.engine import Engine

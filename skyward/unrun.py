@@ -6,11 +6,12 @@ operators that send a call are in `calls`; a class that derives from `Unrun` and
 
 from __future__ import annotations
 
+import reprlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .errors import NotRun
 
-__all__ = ["Unrun"]
+__all__ = ["Unrun", "short"]
 
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
 _BITS = {"lshift": "<<", "rshift": ">>", "xor": "^", "or": "|", "and": "&", "matmul": "@"}
@@ -97,3 +98,13 @@ def _refusal(use: str) -> Any:
 
 for _method, _use in _USES.items():
     setattr(Unrun, _method, _refusal(_use))
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 40
+
+
+def short(value: Any) -> str:
+    """Describe a value in a few words of one line, for messages."""
+    text = value.as_written if isinstance(value, Unrun) else _REPR.repr(value)
+    return " ".join(text.split())

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from ..calls import CallOptions
+from ..call_options import CallOptions
 from ..errors import UsageError
 from ..futures import Future
 from ..launch import Launch

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from ..calls import CallOptions
+from ..call_options import CallOptions
 from ..errors import GangHung, RendezvousFailed, TaskTimeout
 from ..futures import Future
 from ..launch import Launch

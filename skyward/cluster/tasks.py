@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import interrupts
-from ..calls import CallOptions
+from ..call_options import CallOptions
 from ..errors import NodeError, NodeLost, Preempted, ResultNotPicklable, SlotLost, UsageError
 from ..futures import Future, Undecoded, refuse_to_wait
 from ..limits import file_limit, memory_bytes

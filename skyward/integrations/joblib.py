@@ -19,7 +19,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ..calls import CallOptions, PendingCompute
+from ..call_options import CallOptions
+from ..calls import PendingCompute
 from ..errors import MissingDependency
 from ..wire.seen import SeenArrays
 

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..calls import Dispatcher, PendingCompute, PendingComputeGroup, open_pools, pending_of
+from ..active import Dispatcher, open_pools
+from ..calls import PendingCompute, PendingComputeGroup, pending_of
 from ..errors import PoolClosed, UsageError
 from ..futures import Future
 from ..operands import TargetOperators

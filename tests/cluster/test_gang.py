@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skyward.calls import CallOptions
+from skyward.call_options import CallOptions
 from skyward.cluster.gang import Gang, make_ranks
 from skyward.errors import GangHung, NodeLost, RendezvousFailed, SlotLost, TaskTimeout, UsageError
 from skyward.topology import Peer
