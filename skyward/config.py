@@ -57,15 +57,18 @@ _NOT_IN_A_FILE = frozenset({"initializer", "initargs", "on_event", "name", "alia
 """Arguments of a pool that are functions or values of Python."""
 
 
-def pool_fields(name: str) -> dict[str, Any]:
-    """The arguments of the pool of that name, its provider and image made.
+def pool_fields(name: str, make_pool: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arguments of the pool of that name, with its provider and image made.
+
+    Args:
+        make_pool: what they are for; its annotations say what a value may be.
 
     Raises:
         UsageError: there is no such pool, or something in the files is wrong: which key, of which file, and what may
             stand there.
         MissingDependency: its provider needs an extra that is not installed.
     """
-    return _Config.read().pool(name)
+    return _Config.read().pool(name, make_pool)
 
 
 def of_file(name: str, error: UsageError) -> UsageError:
@@ -188,13 +191,11 @@ class _Config:
 
     # Pools ----------------------------------------------------------------------------------------------------------
 
-    def pool(self, name: str) -> dict[str, Any]:
+    def pool(self, name: str, make_pool: Callable[..., Any]) -> dict[str, Any]:
         if name not in self.pools:
             raise UsageError(f"pool {name!r} is in none of {self._searched()}; there: {self._known()}")
-        from .pool import ComputePool  # it imports this module
-
         path = ("pools", name)
-        hints = get_type_hints(ComputePool.__init__)
+        hints = get_type_hints(make_pool)
         known = [key for key in hints if key not in (*_NOT_IN_A_FILE, "return")]
         fields: dict[str, Any] = {}
         for key, value in self.pools[name].items():

@@ -8,13 +8,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from .calls import PendingCompute, as_compute
 from .futures import Future
-
-if TYPE_CHECKING:
-    from .targets import Calls
 
 __all__ = ["PoolExecutor"]
 
@@ -27,10 +24,13 @@ class PoolExecutor(concurrent.futures.Executor):
 
     `shutdown` ends the executor and not the pool. Usable in a `with` block of its own. Thread-safe. As with the
     standard ones, a program that ends without `shutdown` waits for what it has submitted.
+
+    Args:
+        send: sends a call; its future must keep the standard meaning.
     """
 
-    def __init__(self, pool: Calls) -> None:
-        self._pool = pool
+    def __init__(self, send: Callable[[PendingCompute[Any]], Future[Any]]) -> None:
+        self._send = send
         self._futures: set[Future[Any]] = set()
         self._lock = threading.RLock()
         self._is_shut_down = False
@@ -44,7 +44,7 @@ class PoolExecutor(concurrent.futures.Executor):
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            future = self._pool._submit_strict(pending)
+            future: Future[T] = self._send(pending)
             self._futures.add(future)
         future.add_done_callback(self._done)
         return future

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from inspect import Parameter
-from typing import Any
+from typing import Any, TypedDict
 
 from .accelerators import Accelerator
 from .allocation import validate_allocation
 from .bounds import is_positive
 from .errors import UsageError
 from .image import Image
-from .spellings import advice, foreign
+from .machine import LogSink
+from .spellings import foreign
 
-__all__ = ["ALIASES", "check_options", "is_pool_name", "translated"]
+__all__ = ["ALIASES", "PoolAliases", "check_options", "is_pool_name"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -39,15 +39,13 @@ ALIASES = {
 """Other names of options, in Python and in files."""
 
 
-def translated(aliases: dict[str, Any], given: dict[str, Any], defaults: Mapping[str, Parameter]) -> dict[str, Any]:
-    """Arguments by their proper names; `given` are those that came by them already. Raises UsageError."""
-    for name in aliases:
-        proper = ALIASES.get(name, name)
-        if proper not in given:
-            raise UsageError(f"{name}: not an option of ComputePool; {advice('ComputePool', name, given)}", field=name)
-        if given[proper] != defaults[proper].default:
-            raise UsageError(f"{name}: given twice ({proper} is the same option)", field=name)
-    return {ALIASES[name]: value for name, value in aliases.items()}
+class PoolAliases(TypedDict, total=False):
+    """The other names with their types, for type checkers."""
+
+    memory_gb: float | None
+    logging: bool | LogSink
+    default_compute_timeout: float | None
+    provision_timeout: float
 
 
 def is_pool_name(name: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import inspect
 import itertools
 import logging
 import os
@@ -20,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future as StdFuture
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from . import interrupts
 from .accelerators import Accelerator
@@ -44,7 +43,7 @@ from .image import DEFAULT_IMAGE, Image
 from .live import LivePool
 from .logs import Lines, LogFiles
 from .machine import LogSink, Offer, PoolSpec
-from .options import ALIASES, check_options, is_pool_name, translated
+from .options import ALIASES, PoolAliases, check_options, is_pool_name
 from .oversights import Oversights
 from .packing import packed_initializer
 from .pool_machines import PoolMachines
@@ -72,7 +71,7 @@ _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
 
 
-@checked_options
+@checked_options(aliases=ALIASES, check=check_options)
 class ComputePool(Calls):
     """Machines to send calls to, made when the block is entered and gone when it is left.
 
@@ -159,14 +158,8 @@ class ComputePool(Calls):
         on_event: Callable[[Event], object] | None = None,
         console: bool | None = None,
         name: str | None = None,
-        **aliases: Any,
+        **aliases: Unpack[PoolAliases],
     ) -> None:
-        if aliases:
-            given = {k: v for k, v in locals().items() if k not in ("self", "provider", "aliases", "__class__")}
-            defaults = inspect.signature(ComputePool).parameters
-            self.__init__(provider, **{**given, **translated(aliases, given, defaults)})  # type: ignore[misc]
-            return
-        check_options({name: value for name, value in locals().items() if name not in ("self", "aliases", "__class__")})
         self.provider = provider
         self._roles = checked_roles(roles, nodes)
         self.concurrency = concurrency
@@ -225,7 +218,7 @@ class ComputePool(Calls):
             UsageError: there is no such pool, or something in the files is wrong: where, and what may stand there.
             MissingDependency: its provider needs an extra that is not installed.
         """
-        fields = pool_fields(name)
+        fields = pool_fields(name, cls.__init__)
         overrides = {ALIASES.get(key, key): value for key, value in overrides.items()}
         if "name" not in overrides and is_pool_name(name):
             fields["name"] = name

@@ -11,28 +11,34 @@ import os
 import threading
 import weakref
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from .console.console import ipython_shell
 from .errors import UsageError
-
-if TYPE_CHECKING:
-    from .pool import ComputePool
 
 __all__ = ["make_way", "withdraw"]
 
 _LONGEST_CONTAINER = 1000
 """Items; a longer list of the notebook's is not searched for pools."""
 
+
+class Replaceable(Protocol):
+    """A pool that may be closed in favour of another one."""
+
+    @property
+    def name(self) -> str: ...
+    def give_way(self, why: str) -> None: ...
+
+
 _lock = threading.Lock()
-_open: weakref.WeakSet[ComputePool] = weakref.WeakSet()
+_open: weakref.WeakSet[Replaceable] = weakref.WeakSet()
 """Pools of this process that start or are open."""
-_variables: weakref.WeakKeyDictionary[ComputePool, frozenset[str]] = weakref.WeakKeyDictionary()
+_variables: weakref.WeakKeyDictionary[Replaceable, frozenset[str]] = weakref.WeakKeyDictionary()
 """Of each pool: the variables that held it when a cell ended."""
 _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def make_way(pool: ComputePool, name: str, frame: FrameType | None) -> None:
+def make_way(pool: Replaceable, name: str, frame: FrameType | None) -> None:
     """Close the pools that `pool`, which is about to start, replaces. Blocks until they are closed.
 
     Args:
@@ -64,14 +70,14 @@ def make_way(pool: ComputePool, name: str, frame: FrameType | None) -> None:
             other.give_way(f"{target or 'its variable'} is assigned another pool")
 
 
-def withdraw(pool: ComputePool) -> None:
+def withdraw(pool: Replaceable) -> None:
     """It is closed, or did not start. Idempotent."""
     with _lock:
         _open.discard(pool)
         _variables.pop(pool, None)
 
 
-def _is_replaced(pool: ComputePool, shell: Any, target: str = "") -> bool:
+def _is_replaced(pool: Replaceable, shell: Any, target: str = "") -> bool:
     """`target`: the variable that is about to be assigned another pool."""
     if _holders(pool, shell) - {target}:
         return False
@@ -81,7 +87,7 @@ def _is_replaced(pool: ComputePool, shell: Any, target: str = "") -> bool:
     return any(name == target or isinstance(shell.user_ns.get(name), type(pool)) for name in known)
 
 
-def _holders(pool: ComputePool, shell: Any) -> set[str]:
+def _holders(pool: Replaceable, shell: Any) -> set[str]:
     """The variables of the user's that hold the pool, or a container with it."""
     return {
         name
@@ -90,7 +96,7 @@ def _holders(pool: ComputePool, shell: Any) -> set[str]:
     }
 
 
-def _holds(value: Any, pool: ComputePool) -> bool:
+def _holds(value: Any, pool: Replaceable) -> bool:
     if type(value) in (list, tuple, dict) and len(value) <= _LONGEST_CONTAINER:
         return any(item is pool for item in (value.values() if type(value) is dict else value))
     return value is pool

@@ -6,9 +6,9 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
-from .errors import WrongArguments
+from .errors import UsageError, WrongArguments
 from .spellings import advice, foreign, suggestion
 
 __all__ = ["check_arguments", "checked_options", "innermost", "name_of"]
@@ -75,28 +75,65 @@ def _hint(kwargs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
     return "" if near is None else f"; did you mean {near}=?"
 
 
-def checked_options(thing: C) -> C:
-    """A class or function of ours that refuses options it does not have by a UsageError, with what was meant."""
+@overload
+def checked_options(thing: C, /) -> C: ...
+@overload
+def checked_options(*, aliases: Mapping[str, str], check: Callable[[Mapping[str, Any]], None]) -> Callable[[C], C]: ...
+def checked_options(
+    thing: Any = None,
+    /,
+    *,
+    aliases: Mapping[str, str] | None = None,
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Any:
+    """Make a class or function of ours refuse unknown options by a UsageError that names what was meant.
+
+    Args:
+        aliases: other names of options. Where they are given, a `**aliases` of the function is for type checkers only.
+        check: is called with all arguments by name, those that were left out by their defaults, before the function.
+    """
+    if thing is None:
+        return functools.partial(_checked, aliases=aliases or {}, check=check)
+    return _checked(thing, aliases={}, check=None)
+
+
+def _checked(thing: Any, *, aliases: Mapping[str, str], check: Callable[[Mapping[str, Any]], None] | None) -> Any:
     function: Any = thing.__init__ if isinstance(thing, type) else thing  # type: ignore[misc]
     place = getattr(thing, "__name__", "")
     signature = inspect.signature(function)
+    if aliases:
+        signature = signature.replace(
+            parameters=[p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        )
     takes_more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     options = [p.name for p in signature.parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     options = [name for name in options if name != "self"]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs = _with_proper_names(kwargs, aliases)
         try:
-            signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             unknown = None if takes_more else next((name for name in kwargs if name not in options), None)
             raise _wrong_option(place, error, unknown, options) from None
+        if check is not None:
+            bound.apply_defaults()
+            check(bound.arguments)
         return function(*args, **kwargs)
 
     if not isinstance(thing, type):
-        return call  # type: ignore[return-value]
+        return call
     thing.__init__ = call  # type: ignore[misc]
     return thing
+
+
+def _with_proper_names(kwargs: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Rename arguments that came by an alias. Raises UsageError if one came by two names."""
+    for name in aliases.keys() & kwargs.keys():
+        if aliases[name] in kwargs:
+            raise UsageError(f"{name}: given twice ({aliases[name]} is the same option)", field=name)
+    return {aliases.get(name, name): value for name, value in kwargs.items()}
 
 
 def _wrong_option(place: str, error: TypeError, unknown: str | None, options: list[str]) -> WrongArguments:

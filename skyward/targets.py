@@ -285,7 +285,7 @@ class Calls(TargetOperators, ABC):
     def executor(self) -> PoolExecutor:
         """A standard `concurrent.futures.Executor` on these nodes."""
         self._running()
-        return PoolExecutor(self)
+        return PoolExecutor(self._submit_strict)
 
 
 class NodeTarget(Calls):

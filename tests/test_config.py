@@ -131,8 +131,8 @@ def test_options_have_the_second_names_that_they_have_in_python(home: Path) -> N
     write(home / "project" / "skyward.toml", "\n".join(("[pools.p]", *lines, "default_compute_timeout = 9")))
     pool = sky.ComputePool.named("p")
     assert (pool.spec.memory_gib, pool.spec.provision_timeout_s) == (1, 60)
-    assert pool_fields("p")["default_timeout_s"] == 9
-    assert pool_fields("p")["logs"] is False
+    assert pool_fields("p", sky.ComputePool.__init__)["default_timeout_s"] == 9
+    assert pool_fields("p", sky.ComputePool.__init__)["logs"] is False
     assert sky.ComputePool.named("p", memory_gb=2).spec.memory_gib == 2
 
 

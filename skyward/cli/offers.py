@@ -69,8 +69,13 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
     from ..accelerators import Accelerator
     from ..config import pool_fields, provider_named
     from ..errors import UsageError
+    from ..pool import ComputePool
 
-    fields = pool_fields(arguments.pool) if arguments.pool else {"provider": provider_named(arguments.provider)}
+    fields = (
+        pool_fields(arguments.pool, ComputePool.__init__)
+        if arguments.pool
+        else {"provider": provider_named(arguments.provider)}
+    )
     if arguments.region is not None:
         provider = fields["provider"]
         if not hasattr(provider, "region"):

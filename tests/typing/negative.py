@@ -32,6 +32,7 @@ value: bytes = bare(2)  # error: assignment
 bare >> pool  # error: operator
 text: int = pool.run(stacked(1))  # error: assignment
 sky.ComputePool(provider=sky.Local(), executor="fibre")  # error: arg-type
+sky.ComputePool(provider=sky.Local(), nodez=2)  # error: call-arg
 sky.Local(lease="1")  # error: call-arg
 sky.compute(retries="often")  # error: call-overload
 sky.no_such_name  # error: attr-defined
