@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from skyward.calls import CallOptions
+from skyward.call_options import CallOptions
 from skyward.cluster.arrivals import Arrivals
 from skyward.cluster.books import Books
 from skyward.cluster.direct_lines import DirectLines

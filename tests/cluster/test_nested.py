@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from skyward.calls import CallOptions
+from skyward.call_options import CallOptions
 from skyward.cluster.builder import TaskBuilder
 from skyward.cluster.nested import NestedCalls
 from skyward.errors import UsageError
