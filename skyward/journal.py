@@ -28,6 +28,7 @@ from typing import Any
 
 from .errors import UsageError
 from .ownership import check_path, make_private_folder
+from .process import start_time
 
 __all__ = ["Attempt", "Journal", "Owner", "journals", "machine_id", "recently_ended", "state_folder"]
 
@@ -61,7 +62,7 @@ class Owner:
     @classmethod
     def this_process(cls) -> Owner:
         pid = os.getpid()
-        return cls(host=_host(), boot=_boot(), pid=pid, started=_started(pid))
+        return cls(host=_host(), boot=_boot(), pid=pid, started=start_time(pid))
 
     @classmethod
     def from_tag(cls, tag: str) -> Owner | None:
@@ -85,7 +86,7 @@ class Owner:
         """Whether the process runs now. Of another machine's process: True, for it cannot be known."""
         if not self.is_here:
             return True
-        return self.boot == _boot() and _started(self.pid) == self.started != ""
+        return self.boot == _boot() and start_time(self.pid) == self.started != ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,16 +429,3 @@ def _boot() -> str:
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()[:8]
     return "-"
-
-
-def _started(pid: int) -> str:
-    """When the process began, in whatever unit the system has; empty: there is none."""
-    if os.path.isdir("/proc/self"):
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                fields = file.read().rpartition(")")[2].split()
-        except OSError:
-            return ""
-        return "" if fields[0] in "ZX" else fields[19]
-    shown = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return "-".join(shown.stdout.split())

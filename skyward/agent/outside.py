@@ -27,6 +27,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from ..process import PACKAGE_ROOT, start_time
 from ..wire.tasks import NodeConfig
 from .facts import node_facts
 from .watchdog import processes_below
@@ -76,15 +77,11 @@ def start() -> int:
         process.wait()
         shutil.rmtree(config.folder, ignore_errors=True)
         return 1
-    said = {"pid": process.pid, "started": _started(process.pid), "socket": line, "root": _package_root()}
+    said = {"pid": process.pid, "started": start_time(process.pid), "socket": line, "root": PACKAGE_ROOT}
     said |= {"address": config.address, "interface": config.interface, "machine": platform.machine()}
     said |= node_facts(dict(config.env))
     sys.stdout.write(json.dumps(said) + "\n")
     return 0
-
-
-def _package_root() -> str:
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def _first_line(process: subprocess.Popen[bytes], order: bytes) -> str:
@@ -219,22 +216,12 @@ def end() -> int:
     """Give the node LIMIT seconds to end by itself, as it was told; kill what is left then, and remove its folder."""
     pid, started, folder, limit_s = int(sys.argv[-4]), sys.argv[-3], sys.argv[-2], float(sys.argv[-1])
     deadline = time.monotonic() + limit_s
-    while _started(pid) == started and time.monotonic() < deadline:
+    while start_time(pid) == started and time.monotonic() < deadline:
         time.sleep(0.02)
-    if _started(pid) == started:
+    if start_time(pid) == started:
         _kill_all(pid)
     shutil.rmtree(folder, ignore_errors=True)
     return 0
-
-
-def _started(pid: int) -> str:
-    """When the process began, in ticks since boot: with its number it names it for good. Empty: there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, *fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return ""
-    return "" if state in b"ZX" else fields[18].decode()
 
 
 def _kill_all(pid: int) -> None:

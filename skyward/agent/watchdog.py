@@ -11,7 +11,6 @@ escapes only if both are killed at the same moment.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import shutil
@@ -21,10 +20,10 @@ import sys
 import time
 from collections.abc import Callable
 
+from ..process import adopt_orphans, die_with_parent
+
 __all__ = ["Lease", "guard", "kill_session", "processes_below", "processes_of_session"]
 
-_PR_SET_CHILD_SUBREAPER = 36
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.25
 _PAUSE_S = 1.0
 """A watchdog that wakes so much too late was stopped: a paused machine, SIGSTOP, a frozen cgroup."""
@@ -62,7 +61,7 @@ def guard(run_agent: Callable[[], int], lease: Lease, folder: str) -> int:
     )  # a client that ignores it passes that on, and then none is waited for
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent is told to end; then so are we
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     standby = os.getpid()
     watchdog = _fork(lambda: _run_watchdog(run_agent, lease, folder, standby), dies_by=signal.SIGCHLD)
     code = os.waitstatus_to_exitcode(os.waitpid(watchdog, 0)[1])
@@ -72,7 +71,7 @@ def guard(run_agent: Callable[[], int], lease: Lease, folder: str) -> int:
 
 
 def _run_watchdog(run_agent: Callable[[], int], lease: Lease, folder: str, standby: int) -> int:
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGCHLD])
     agent = _fork(lambda: _run_agent(run_agent), dies_by=signal.SIGKILL)
     code = _watch(agent, lease, standby)
@@ -94,7 +93,7 @@ def _fork(run: Callable[[], int], *, dies_by: signal.Signals) -> int:
         return pid
     code = 1
     try:
-        _prctl(_PR_SET_PDEATHSIG, dies_by)
+        die_with_parent(by=dies_by)
         if os.getppid() == parent:  # else it was killed in between, and the kernel will not tell any more
             code = run()
     except BaseException:  # the agent's log is all that will be left of it
@@ -104,11 +103,6 @@ def _fork(run: Callable[[], int], *, dies_by: signal.Signals) -> int:
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def _watch(agent: int, lease: Lease, standby: int) -> int:

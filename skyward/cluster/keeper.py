@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from ..machine import Machine
+from ..process import PACKAGE_ROOT
 
 __all__ = ["Keeper"]
 
-_PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _END_LIMIT_S = 3.0
 _REAP_LIMIT_S = 600.0
 _RESTART_PAUSE_S = 0.5
@@ -147,7 +147,7 @@ class Keeper:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-S", "-E", "-s", "-c", _BOOT),
-                    *(str(os.getpid()), str(first.fileno()), _PACKAGE_ROOT, *sys.path),
+                    *(str(os.getpid()), str(first.fileno()), PACKAGE_ROOT, *sys.path),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

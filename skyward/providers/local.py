@@ -26,7 +26,9 @@ from ..image import LOCAL_FIELDS, LONGEST_VARIABLE
 from ..limits import memory_bytes
 from ..machine import Machine, Offer, PoolSpec
 from ..ownership import runtime_folder
+from ..process import PACKAGE_ROOT
 from ..signatures import checked_options
+from ..slot.threads import limit_threads
 from ..topology import Peer
 from ..wire.tasks import NodeConfig
 
@@ -37,7 +39,6 @@ _END_LIMIT_S = 5.0
 _ADDRESS = "127.0.0.1"
 _FOLDER = "skyward"
 """Of the nodes' folders, below the temporary one."""
-_PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _BOOT = """
 import sys
 sys.path[:] = sys.argv[1:]
@@ -45,7 +46,6 @@ from skyward.agent.main import main
 sys.exit(main())
 """
 _ARCHITECTURES = {"aarch64": "arm64"}
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @checked_options
@@ -136,11 +136,10 @@ class Local:
         devices = devices_of_machine(env)
         if devices.names and devices.variable and devices.variable not in own and spec.nodes > 1:
             env[devices.variable] = ",".join(devices.part(node, spec.nodes))
-        thread_variables = tuple(name for name in _THREAD_VARIABLES if name not in env)
-        env.update(dict.fromkeys(thread_variables, str(max(1, cores // (spec.nodes * spec.concurrency)))))
+        thread_variables = limit_threads(env, cores // (spec.nodes * spec.concurrency))
         cwd = _working_folder()
         includes = [os.path.abspath(os.path.expanduser(path)) for path in spec.image.includes]
-        path = [os.path.abspath(p) for p in [*includes, *sys.path, _PACKAGE_ROOT]]
+        path = [os.path.abspath(p) for p in [*includes, *sys.path, PACKAGE_ROOT]]
         return NodeConfig(
             pool=pool,
             node=node,

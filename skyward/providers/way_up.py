@@ -26,6 +26,7 @@ from ..bootstrap.undo import marked, undo
 from ..errors import NoCapacity, NodeError, ProviderError, SkywardError, Unreachable
 from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted
 from ..machine import Machine, PoolSpec
+from ..slot.threads import limit_threads
 from ..ssh import Completed, Connection, Target, connect, wait_until_ready
 from ..ssh.connection import Transport
 from ..topology import Peer
@@ -41,7 +42,6 @@ _LOSSES = 5
 """So many times the connection may be lost on the way before the node is given up."""
 _FIRST_PAUSE_S = 0.2
 _NO_CONNECTION = 255
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _ARCHITECTURES = {"aarch64": "arm64"}
 _BOOT = "import sys; sys.path[:] = sys.argv[1:{count}]; from skyward.agent.outside import {name}; sys.exit({name}())"
 
@@ -299,8 +299,7 @@ class WayUp:
     def _config(self, ready: Ready) -> NodeConfig:
         spec = self._orders.spec
         env = dict(ready.env)
-        thread_variables = tuple(name for name in _THREAD_VARIABLES if name not in env)
-        env.update(dict.fromkeys(thread_variables, str(max(1, ready.cores // spec.concurrency))))
+        thread_variables = limit_threads(env, ready.cores // spec.concurrency)
         return NodeConfig(
             pool=self._orders.pool,
             node=self.node,

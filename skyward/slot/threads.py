@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["apply_thread_counts"]
+__all__ = ["apply_thread_counts", "limit_threads"]
+
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 # By part of the file's name: the variables that it obeys, the first that is set counts; its function that sets the
 # number, under the names that it has in various builds. Source: the libraries' documentation and `nm -D`.
@@ -26,6 +28,13 @@ _LIBRARIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "libomp": (("OMP_NUM_THREADS",), ("omp_set_num_threads",)),
     "libiomp5": (("OMP_NUM_THREADS",), ("omp_set_num_threads",)),
 }
+
+
+def limit_threads(env: dict[str, str], count: int) -> tuple[str, ...]:
+    """Set the thread variables that `env` does not have to `count`, at least 1. Returns their names."""
+    names = tuple(name for name in _VARIABLES if name not in env)
+    env.update(dict.fromkeys(names, str(max(1, count))))
+    return names
 
 
 def apply_thread_counts() -> None:

@@ -12,7 +12,6 @@ more); `("forked", number, pid)`, `("exited", pid, status)` and `("failed", numb
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -28,6 +27,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ..launch import Launch
+from ..process import adopt_orphans, die_with_parent
 from .functions import explain_load_error
 from .slot import SlotConfig
 from .threads import apply_thread_counts
@@ -49,8 +49,6 @@ _STAYS_FORKABLE = {
 }
 _CUDA_DEVICE = "/dev/nvidia-uvm"
 """What CUDA opens when it is initialised, and NVML (nvidia-smi's library) does not."""
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +121,9 @@ def _serve(sock: socket.socket, config: ZygoteConfig) -> None:
     gc.collect()
     gc.freeze()
     if config.is_for_ranks:
-        _take_in_orphans()
+        # So does a rank: while it lives, all that it started is below it. When it is dead, what is left of that are
+        # children of this process, which knows them for orphans: it did not make them.
+        adopt_orphans()
     _loop(sock, config)
 
 
@@ -134,25 +134,6 @@ def _set(setting: str) -> None:
         os.environ.setdefault(name[:-1], value)
     else:
         os.environ[name] = value
-
-
-def die_with_parent() -> None:
-    """The kernel kills this process when the one that made it dies (Linux)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _take_in_orphans() -> None:
-    """Descendants whose parent has died become children of this process, whatever session they are in (Linux).
-
-    A rank does so, and so does its zygote: while the rank lives, what it started and what detached itself are below
-    it. When it is dead they are children of the zygote, which knows them for orphans: it did not make them.
-    """
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 @contextlib.contextmanager
@@ -303,7 +284,7 @@ def become_slot(order: ForkOrder, fds: list[int]) -> None:
     with contextlib.suppress(PermissionError):  # executed afresh, it leads a session already
         os.setsid()
     if order.config.rank is not None:
-        _take_in_orphans()
+        adopt_orphans()
     # The watchdog above ignores it, and what is ignored is inherited: a task could not terminate its own subprocess.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sock_fd, out, err, page, *more = fds

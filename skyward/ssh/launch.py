@@ -12,11 +12,11 @@ import os
 import sys
 
 from ..errors import SkywardError
+from ..process import PACKAGE_ROOT
 from .target import Target
 
 __all__ = ["argv", "main"]
 
-_PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -28,7 +28,7 @@ _NO_CONNECTION = 255
 
 def argv(module: str, folder: str, target: Target, command: str) -> list[str]:
     """Runs `module`'s `main(folder, target, command)` in a Python without site and environment."""
-    path = json.dumps(list(dict.fromkeys([_PACKAGE_ROOT, *map(os.path.abspath, sys.path)])))
+    path = json.dumps(list(dict.fromkeys([PACKAGE_ROOT, *map(os.path.abspath, sys.path)])))
     words = [module, folder, target.to_json(), command]
     return [sys.executable, "-S", "-E", "-s", "-c", _BOOT, path, *words]
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..agree import Ranks
+from ..dtensors import is_dtensor
 from ..parts import part_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PendingNorms",
-    "is_sharded",
     "joined",
     "measure",
     "named_parameters",
@@ -54,7 +54,7 @@ def parameters_to_measure(model: nn.Module, trainer: Any, ranks: Ranks) -> dict[
     part = part_of(trainer)
     if part is not None:
         return parameters if part.is_counted else {}
-    return parameters if ranks.rank == 0 or any(is_sharded(each) for each in parameters.values()) else {}
+    return parameters if ranks.rank == 0 or any(is_dtensor(each) for each in parameters.values()) else {}
 
 
 def joined(ranks: Ranks, measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,12 +81,6 @@ def _unmeasurable(model: Any) -> str | None:
                 "shard with torch.distributed.fsdp.fully_shard"
             )
     return None
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether other ranks hold parts of it (a DTensor), so that all of them have to take part."""
-    # By what it has, not by class: torch.distributed.tensor takes long to import, and is not there in every build.
-    return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +154,7 @@ def measure(tensors: Mapping[str, Tensor]) -> PendingNorms:
     groups: dict[tuple[Any, ...], _Alike] = {}
     with torch.no_grad():
         for name, tensor in tensors.items():
-            local, mesh, dims = _shard_of(tensor) if is_sharded(tensor) else (tensor, None, ())
+            local, mesh, dims = _shard_of(tensor) if is_dtensor(tensor) else (tensor, None, ())
             if local.is_sparse:  # the gradient of nn.Embedding(sparse=True)
                 local = local.coalesce().values()
             key = (local.device, local.dtype, mesh, dims)

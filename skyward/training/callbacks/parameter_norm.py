@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..agree import Alone, Ranks
+from ..dtensors import is_dtensor
 from ..events import TrainerCallback
 from ..parts import part_of
 from .jsonlog import JsonLogWriter
-from .norms import is_sharded, joined, measure, parameters_to_measure, unmeasurable
+from .norms import joined, measure, parameters_to_measure, unmeasurable
 from .spectral import PowerIteration, as_matrix
 
 if TYPE_CHECKING:
@@ -136,4 +137,4 @@ class ParameterNormLogger(TrainerCallback):
 
 def _whole(parameter: Any) -> Tensor:
     detached = parameter.detach()
-    return detached.full_tensor() if is_sharded(parameter) else detached  # type: ignore[no-any-return]
+    return detached.full_tensor() if is_dtensor(parameter) else detached  # type: ignore[no-any-return]

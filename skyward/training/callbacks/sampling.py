@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..agree import Ranks
-from .norms import is_sharded
+from ..dtensors import is_dtensor
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,7 @@ def logits_of(output: Any) -> Tensor:
             "(batch, time, vocabulary)"
         )
     # Tensor parallelism may leave each rank a part of the vocabulary.
-    return found.full_tensor() if is_sharded(found) else found  # type: ignore[no-any-return]  # it has ndim
+    return found.full_tensor() if is_dtensor(found) else found  # type: ignore[no-any-return]  # it has ndim
 
 
 def context_length(model: nn.Module) -> int | None:

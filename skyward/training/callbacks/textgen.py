@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from ...errors import UsageError
 from ..agree import Alone, Ranks
+from ..dtensors import is_dtensor
 from ..events import TrainerCallback
 from .lines import write_line
-from .norms import is_sharded
 from .sampling import Sampling, context_length, device_of, logits_of, sample, undisturbed
 
 __all__ = ["Tokenizer", "TextgenCallback"]
@@ -110,7 +110,7 @@ class TextgenCallback(TrainerCallback):
         if not callable(getattr(model, "parameters", None)):
             raise UsageError(f"TextgenCallback: the run's model is of type {type(model).__name__}: no module of torch")
         pipeline = getattr(trainer, "pipeline_generate", None)
-        if pipeline is None and not any(is_sharded(each) for each in model.parameters()):
+        if pipeline is None and not any(is_dtensor(each) for each in model.parameters()):
             if world.rank != 0:
                 return
             world = Alone()

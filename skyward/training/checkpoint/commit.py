@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from ...process import start_time
 from .exchange import exchange
 from .folders import Folder, LocalFolder, flush_folder
 from .layout import OLD, STAGING, name_of, put_back
@@ -233,7 +234,7 @@ def _is_abandoned(name: str, newest_s: Callable[[], float]) -> bool:
     """
     owner = _TOKEN.search(name)
     if owner is not None and owner["host"] == _host():
-        return _started(int(owner["pid"])) != owner["started"]
+        return start_time(int(owner["pid"])) != owner["started"]
     return time.time() - newest_s() > _ABANDONED_S
 
 
@@ -249,7 +250,7 @@ def new_token() -> str:
     """Names one save, and the process that makes it: `<random>.<host>.<pid>.<when it began>`. In the name, not in a
     file: a process may be killed between making a folder and writing to it.
     """
-    return f"{uuid.uuid4().hex[:12]}.{_host()}.{os.getpid()}.{_started(os.getpid())}"
+    return f"{uuid.uuid4().hex[:12]}.{_host()}.{os.getpid()}.{start_time(os.getpid())}"
 
 
 def _host() -> str:
@@ -260,11 +261,3 @@ def _host() -> str:
     except OSError:
         where = platform.node()
     return f"{zlib.crc32(where.encode()):08x}"
-
-
-def _started(pid: int) -> str:
-    """When a process began, in ticks since boot: pids come again. Empty where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
-    except OSError:
-        return ""

@@ -10,6 +10,7 @@ from typing import Any
 from ..._version import __version__
 from ...errors import UsageError
 from ..agree import Ranks
+from ..dtensors import is_dtensor
 from .commit import Staging, discard, new_token, staging_in
 from .finite import losses_are_finite
 from .folders import folder_at
@@ -322,7 +323,7 @@ def _entry(component: StateComponent, files: Sequence[FileEntry], topology: Topo
 
 def is_sharded(state: Any) -> bool:
     """Whether it has DTensors: torch.distributed.checkpoint writes it then."""
-    return any(callable(getattr(leaf, "to_local", None)) for _, leaf in leaves_of(state))
+    return any(is_dtensor(leaf) for _, leaf in leaves_of(state))
 
 
 def _travelling(leaf: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from ..dtensors import is_dtensor
 from ..frameworks.model import unwrapped
 
 __all__ = ["FROZEN_SAMPLE", "frozen_sample", "halved", "is_sharded", "model_state", "sends_parts"]
@@ -43,7 +44,7 @@ def sends_parts(model: Any) -> bool:
 
 def is_sharded(model: Any) -> bool:
     """Whether ranks hold parts of it, so that its state is gathered by all of them."""
-    if any(callable(getattr(each, "to_local", None)) for each in model.parameters()):
+    if any(map(is_dtensor, model.parameters())):
         return True
     return _is_fsdp1(model)
 

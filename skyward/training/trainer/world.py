@@ -12,6 +12,7 @@ from torch import nn
 from ...errors import UsageError
 from ..agree import Ranks
 from ..arguments import TrainingArguments
+from ..dtensors import is_dtensor
 
 __all__ = ["accumulating", "check_data_parallel", "device_of", "full", "is_sharded", "place", "unwrap", "wrap"]
 
@@ -25,11 +26,7 @@ def device_of(args: TrainingArguments, ranks: Ranks) -> torch.device:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether its parameters are spread over ranks (FSDP2, tensor parallel)."""
-    if not torch.distributed.is_available():
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return any(map(is_dtensor, model.parameters()))
 
 
 def check_data_parallel(model: nn.Module, ranks: Ranks, *, trainer: str) -> None:
