@@ -8,43 +8,20 @@ What it cannot see by itself is that a world without accelerators is one too: wi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar
 
-from ..launch import RanksPerNode
-from ..signatures import checked_options
 from ..topology import Rank
-from .base import IntegrationDecorator, integrate, load_framework
+from .base import decorator_of, load_framework
 from .torch import TorchIntegration
 
 __all__ = ["AccelerateIntegration", "accelerate"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-@overload
-def accelerate(fn: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def accelerate(
-    *,
-    backend: str | None = None,
-    processes_per_node: RanksPerNode = 1,
-    seed: int | None = None,
-    timeout_s: float | None = None,
-) -> IntegrationDecorator: ...
-@checked_options
-def accelerate(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    backend: str | None = None,
-    processes_per_node: RanksPerNode = 1,
-    seed: int | None = None,
-    timeout_s: float | None = None,
-) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class AccelerateIntegration(TorchIntegration):
     """Runs the function as the processes of an Accelerate world; use it bare or with options.
 
     `Accelerator()` then has the `process_index`, `num_processes` and device of the rank, on GPUs and on the CPU. Its
@@ -73,19 +50,6 @@ def accelerate(
         >>> world.__name__
         'world'
     """
-    integration = AccelerateIntegration(
-        backend=backend, processes_per_node=processes_per_node, seed=seed, timeout_s=timeout_s
-    )
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return integrate(function, integration)
-
-    return decorate if fn is None else decorate(fn)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccelerateIntegration(TorchIntegration):
-    """What `accelerate` puts on a function; its fields are the options."""
 
     name: ClassVar[str] = "accelerate"
     extra: ClassVar[str] = "accelerate"
@@ -100,6 +64,9 @@ class AccelerateIntegration(TorchIntegration):
             if not _has_accelerator(load_framework("torch", extra=self.extra)):
                 os.environ.setdefault("ACCELERATE_USE_CPU", "true")
             yield
+
+
+accelerate = decorator_of(AccelerateIntegration)
 
 
 def _has_accelerator(torch: Any) -> bool:

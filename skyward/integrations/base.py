@@ -16,11 +16,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
-from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast, overload
 
 from ..calls import ComputeFunction
 from ..errors import MissingDependency, UsageError
 from ..launch import Integration, RanksPerNode
+from ..signatures import checked_options
 from ..slot.runtime import current_rank
 from ..topology import Rank
 from ..wire.failures import stamp_failure
@@ -28,6 +29,9 @@ from ..wire.failures import stamp_failure
 __all__ = [
     "IntegrationBase",
     "IntegrationDecorator",
+    "OptionalDecorator",
+    "check_seed",
+    "decorator_of",
     "integrate",
     "integrations_of",
     "load_framework",
@@ -36,8 +40,12 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Options = ParamSpec("Options")
+"""The fields of an integration, by keyword."""
 
 _ATTRIBUTE = "__skyward_integrations__"
+_MAX_SEED = 2**32 - 1
+"""Of numpy's generator; torch and random take more."""
 _entered: set[str] = set()
 """Names of the integrations whose sessions are open in this process; a rank runs one call."""
 
@@ -46,6 +54,15 @@ class IntegrationDecorator(Protocol):
     """A decorator that keeps the function's signature and type."""
 
     def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+class OptionalDecorator(Protocol[Options]):
+    """A decorator that is used bare, or with options by keyword."""
+
+    @overload  # options are given by keyword, so no call fits both
+    def __call__(self, fn: Callable[P, R], /) -> Callable[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, *args: Options.args, **options: Options.kwargs) -> IntegrationDecorator: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +109,29 @@ class IntegrationBase(ABC):
         """Entered around the user's function in every rank. Left also when the function raised, and then it must not
         wait for other ranks: they may be gone.
         """
+
+
+def decorator_of(integration: Callable[Options, IntegrationBase]) -> OptionalDecorator[Options]:
+    """Make the decorator of an integration's class: its name, its documentation, and its fields as options.
+
+    Raises (the decorator): WrongArguments: an option that the class does not have.
+    """
+    kind = cast("type[IntegrationBase]", integration)
+
+    def decorator(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        made = kind(**options)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            return integrate(function, made)
+
+        return decorate if fn is None else decorate(fn)
+
+    decorator.__name__ = decorator.__qualname__ = kind.name
+    decorator.__module__, decorator.__doc__ = kind.__module__, kind.__doc__
+    function, _ = inspect.signature(decorator).parameters.values()
+    signature = inspect.Signature([function, *inspect.signature(kind).parameters.values()])
+    decorator.__signature__ = signature  # type: ignore[attr-defined]  # what `inspect` and `help` show
+    return cast("OptionalDecorator[Options]", checked_options(decorator))
 
 
 def integrate(fn: Callable[P, R], integration: Integration) -> Callable[P, R]:
@@ -152,6 +192,13 @@ def load_framework(module: str, *, extra: str) -> Any:
             f"on remote nodes with `Image(pip=[{module!r}])`",
             name=module,
         ) from error
+
+
+def check_seed(integration: str, seed: object) -> None:
+    """Raises UsageError."""
+    is_seed = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= _MAX_SEED
+    if seed is not None and not is_seed:
+        raise UsageError(f"{integration}: seed={seed!r}; it is a whole number in [0, 2**32), or None")
 
 
 def numeric_threads(rank: Rank) -> int:

@@ -8,43 +8,28 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar
 
 from ..errors import RendezvousFailed, UsageError
-from ..launch import RanksPerNode
-from ..signatures import checked_options
 from ..slot.ports import PortLocks, port_behind
 from ..topology import Rank
-from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework, numeric_threads
+from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
 from .rendezvous import MEETING_LIMIT_S, listen_at_head, past_the_proxy, wait_for_head
 
 __all__ = ["JaxIntegration", "jax"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _LEAVING_LIMIT_S = 30 * 24 * 3600
 """Seconds that a rank which is done waits for the others. JAX aborts the process after five minutes; here a rank that
 fails stops the rest, and one that works on, such as the one that evaluates, may take its time."""
 
 
-@overload
-def jax(fn: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def jax(*, processes_per_node: RanksPerNode = 1, local_device_count: int | None = None) -> IntegrationDecorator: ...
-@checked_options
-def jax(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    processes_per_node: RanksPerNode = 1,
-    local_device_count: int | None = None,
-) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class JaxIntegration(IntegrationBase):
     """Runs the function as the processes of one JAX program; use it bare or with options.
 
     With `@ pool` the processes are those of all nodes, with `>> pool` those of one node. `jax.devices()` are the
@@ -73,17 +58,6 @@ def jax(
         >>> rank_sum.__name__
         'rank_sum'
     """
-    integration = JaxIntegration(processes_per_node=processes_per_node, local_device_count=local_device_count)
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return integrate(function, integration)
-
-    return decorate if fn is None else decorate(fn)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JaxIntegration(IntegrationBase):
-    """What `jax` puts on a function; its fields are the options."""
 
     name: ClassVar[str] = "jax"
     extra: ClassVar[str] = "jax"
@@ -146,6 +120,9 @@ class JaxIntegration(IntegrationBase):
         yield
         _finish_computing(framework)
         framework.distributed.shutdown()  # does nothing if the function has done it
+
+
+jax = decorator_of(JaxIntegration)
 
 
 def _at_own_port(rank: Rank) -> Rank:

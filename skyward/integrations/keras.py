@@ -8,26 +8,21 @@ another is `distribution`: nothing, or training one model together, see `keras_p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, overload
+from typing import ClassVar, Literal, get_args
 
 from ..errors import MissingDependency, UsageError
-from ..launch import RanksPerNode
-from ..signatures import checked_options
 from ..topology import Rank
-from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
+from .base import IntegrationBase, check_seed, decorator_of, load_framework
 from .jax import JaxIntegration
 from .keras_parallel import data_parallel, telling_of_idle_devices
 from .tensorflow import TensorFlowIntegration
 from .torch import TorchIntegration
 
 __all__ = ["KerasBackend", "KerasIntegration", "keras"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 KerasBackend = Literal["jax", "torch", "tensorflow"]
 Distribution = Literal["data_parallel"]
@@ -36,30 +31,10 @@ _RUNTIMES: dict[KerasBackend, type[IntegrationBase]] = {
     "torch": TorchIntegration,
     "tensorflow": TensorFlowIntegration,
 }
-_MAX_SEED = 2**32 - 1
-"""Of numpy's generator, which Keras seeds too."""
 
 
-@overload
-def keras(fn: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def keras(
-    *,
-    backend: KerasBackend = "jax",
-    seed: int | None = None,
-    distribution: Distribution | None = None,
-    processes_per_node: RanksPerNode = 1,
-) -> IntegrationDecorator: ...
-@checked_options
-def keras(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    backend: KerasBackend = "jax",
-    seed: int | None = None,
-    distribution: Distribution | None = None,
-    processes_per_node: RanksPerNode = 1,
-) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class KerasIntegration(IntegrationBase):
     """Runs the function as ranks with Keras on the backend of your choice; use it bare or with options.
 
     The runtime of the backend is initialised first, as `sky.integrations.jax`, `torch` or `tensorflow` does it: with
@@ -104,19 +79,6 @@ def keras(
         >>> train.__name__
         'train'
     """
-    integration = KerasIntegration(
-        backend=backend, seed=seed, distribution=distribution, processes_per_node=processes_per_node
-    )
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return integrate(function, integration)
-
-    return decorate if fn is None else decorate(fn)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KerasIntegration(IntegrationBase):
-    """What `keras` puts on a function; its fields are the options."""
 
     name: ClassVar[str] = "keras"
     extra: ClassVar[str] = "keras"
@@ -130,9 +92,7 @@ class KerasIntegration(IntegrationBase):
         super().__post_init__()
         if self.backend not in get_args(KerasBackend):
             raise UsageError(f'keras: backend={self.backend!r}; it is "jax", "torch" or "tensorflow"')
-        is_seed = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed <= _MAX_SEED
-        if self.seed is not None and not is_seed:
-            raise UsageError(f"keras: seed={self.seed!r}; it is a whole number in [0, 2**32), or None")
+        check_seed(self.name, self.seed)
         if self.distribution not in (None, *get_args(Distribution)):
             raise UsageError(f'keras: distribution={self.distribution!r}; it is "data_parallel" or None')
 
@@ -179,3 +139,6 @@ class KerasIntegration(IntegrationBase):
                 return
             with data_parallel(framework, rank, is_seeded=self.seed is not None):
                 yield
+
+
+keras = decorator_of(KerasIntegration)

@@ -11,44 +11,21 @@ WORLD_SIZE after the first `fit`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, ParamSpec, TypeVar, overload
+from typing import ClassVar
 
-from ..launch import RanksPerNode
-from ..signatures import checked_options
 from ..topology import Rank
-from .base import IntegrationDecorator, integrate, load_framework
+from .base import decorator_of, load_framework
 from .torch import TorchIntegration
 
 __all__ = ["LightningIntegration", "lightning"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-@overload
-def lightning(fn: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def lightning(
-    *,
-    backend: str | None = None,
-    processes_per_node: RanksPerNode = 1,
-    seed: int | None = None,
-    timeout_s: float | None = None,
-) -> IntegrationDecorator: ...
-@checked_options
-def lightning(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    backend: str | None = None,
-    processes_per_node: RanksPerNode = 1,
-    seed: int | None = None,
-    timeout_s: float | None = None,
-) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class LightningIntegration(TorchIntegration):
     """Runs the function as the ranks of one world that Lightning's `Trainer` finds; use it bare or with options.
 
     `Trainer(num_nodes=..., devices=...)` has the numbers of the gang where it is not given others, so
@@ -78,19 +55,6 @@ def lightning(
         >>> train.__name__
         'train'
     """
-    integration = LightningIntegration(
-        backend=backend, processes_per_node=processes_per_node, seed=seed, timeout_s=timeout_s
-    )
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return integrate(function, integration)
-
-    return decorate if fn is None else decorate(fn)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LightningIntegration(TorchIntegration):
-    """What `lightning` puts on a function; its fields are the options."""
 
     name: ClassVar[str] = "lightning"
     extra: ClassVar[str] = "lightning"
@@ -113,3 +77,6 @@ class LightningIntegration(TorchIntegration):
             load_framework("lightning", extra=self.extra)
         with super().session(rank):
             yield
+
+
+lightning = decorator_of(LightningIntegration)

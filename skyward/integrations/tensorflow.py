@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar
 
 from ..errors import RendezvousFailed
-from ..launch import RanksPerNode
-from ..signatures import checked_options
 from ..slot.ports import PortLocks, port_behind
 from ..topology import Rank
-from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework, numeric_threads
+from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
 from .rendezvous import past_the_proxy
 
 __all__ = ["TensorFlowIntegration", "tensorflow"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _LOG_LEVEL = "2"
 """Of the C++ half, unless the user has chosen one: errors. What it tells and warns of in an ordinary `fit` is noise."""
@@ -34,17 +29,8 @@ _SERVER_FAILED = "Could not start gRPC server"
 """What a strategy raises when its port is taken."""
 
 
-@overload
-def tensorflow(fn: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def tensorflow(*, processes_per_node: RanksPerNode = 1) -> IntegrationDecorator: ...
-@checked_options
-def tensorflow(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    processes_per_node: RanksPerNode = 1,
-) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class TensorFlowIntegration(IntegrationBase):
     """Runs the function as the workers of a TensorFlow cluster; use it bare or with options.
 
     `tf.distribute.MultiWorkerMirroredStrategy()`, made in the function, finds the cluster by itself: with `@ pool` the
@@ -72,17 +58,6 @@ def tensorflow(
         >>> workers.__name__
         'workers'
     """
-    integration = TensorFlowIntegration(processes_per_node=processes_per_node)
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return integrate(function, integration)
-
-    return decorate if fn is None else decorate(fn)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorFlowIntegration(IntegrationBase):
-    """What `tensorflow` puts on a function; its field is the option."""
 
     name: ClassVar[str] = "tensorflow"
     extra: ClassVar[str] = "tensorflow"
@@ -131,6 +106,9 @@ class TensorFlowIntegration(IntegrationBase):
             ) from error
         finally:
             locks.release_all()
+
+
+tensorflow = decorator_of(TensorFlowIntegration)
 
 
 def _addresses(rank: Rank) -> list[tuple[str, int]]:

@@ -11,52 +11,27 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from typing import Any, ClassVar, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar
 
 from ..errors import RendezvousFailed, UsageError
-from ..launch import RanksPerNode
-from ..signatures import checked_options
 from ..topology import Rank
-from .base import IntegrationBase, IntegrationDecorator, integrate, load_framework
+from .base import IntegrationBase, check_seed, decorator_of, load_framework, numeric_threads
 from .rendezvous import MEETING_LIMIT_S, listen_at_head, wait_for_head
 
 __all__ = ["TorchIntegration", "torch"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _LEAVING_LIMIT_S = 1.0
 """Seconds that leaving the group may take after the function raised; the process ends next, and with it the group."""
-_MAX_SEED = 2**32 - 1
-"""Of numpy's generator; torch and random take more."""
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-@overload
-def torch(fn: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def torch(
-    *,
-    backend: str | None = None,
-    processes_per_node: RanksPerNode = 1,
-    seed: int | None = None,
-    timeout_s: float | None = None,
-) -> IntegrationDecorator: ...
-@checked_options
-def torch(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    backend: str | None = None,
-    processes_per_node: RanksPerNode = 1,
-    seed: int | None = None,
-    timeout_s: float | None = None,
-) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class TorchIntegration(IntegrationBase):
     """Runs the function as the ranks of a `torch.distributed` process group; use it bare or with options.
 
     With `@ pool` the ranks are those of all nodes, with `>> pool` those of one node. The group is open before the
@@ -88,19 +63,6 @@ def torch(
         >>> rank_sum.__name__
         'rank_sum'
     """
-    integration = TorchIntegration(
-        backend=backend, processes_per_node=processes_per_node, seed=seed, timeout_s=timeout_s
-    )
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return integrate(function, integration)
-
-    return decorate if fn is None else decorate(fn)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TorchIntegration(IntegrationBase):
-    """What `torch` puts on a function; its fields are the options."""
 
     name: ClassVar[str] = "torch"
     extra: ClassVar[str] = "torch"
@@ -116,9 +78,7 @@ class TorchIntegration(IntegrationBase):
         super().__post_init__()
         if self.backend is not None and not (isinstance(self.backend, str) and self.backend):
             raise UsageError(f'{self.name}: backend={self.backend!r}; it is "nccl", "gloo", another name, or None')
-        is_seed = isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed <= _MAX_SEED
-        if self.seed is not None and not is_seed:
-            raise UsageError(f"{self.name}: seed={self.seed!r}; it is a whole number in [0, 2**32), or None")
+        check_seed(self.name, self.seed)
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise UsageError(f"{self.name}: timeout_s={self.timeout_s!r}; it is a number of seconds > 0, or None")
 
@@ -147,7 +107,7 @@ class TorchIntegration(IntegrationBase):
     def session(self, rank: Rank) -> Iterator[None]:
         framework = load_framework("torch", extra=self.extra)
         # Imported with one thread, so that the process could be forked.
-        framework.set_num_threads(_threads())
+        framework.set_num_threads(numeric_threads(rank))
         device = _own_device(framework, rank)
         if self.seed is not None:
             _seed_all(framework, self.seed)
@@ -204,6 +164,9 @@ class TorchIntegration(IntegrationBase):
         dist.barrier()
 
 
+torch = decorator_of(TorchIntegration)
+
+
 def _open_store(dist: Any, rank: Rank) -> Any:
     """The store that the ranks meet at. Rank 0 listens, on the pool's private address only."""
     listener = None
@@ -219,12 +182,6 @@ def _open_store(dist: Any, rank: Rank) -> Any:
         timeout=timedelta(seconds=MEETING_LIMIT_S),
         master_listen_fd=listener.detach() if listener is not None else None,
     )
-
-
-def _threads() -> int:
-    """What OMP_NUM_THREADS says; it may be a list, one number for each level of nesting."""
-    first = os.environ["OMP_NUM_THREADS"].partition(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) else 1
 
 
 def _own_device(framework: Any, rank: Rank) -> Any:

@@ -6,43 +6,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, ParamSpec, TypeVar, overload
+from typing import ClassVar
 
-from ..launch import RanksPerNode
-from ..signatures import checked_options
 from ..topology import Rank
 from .accelerate import AccelerateIntegration
-from .base import IntegrationDecorator, integrate, load_framework
+from .base import decorator_of, load_framework
 
 __all__ = ["TransformersIntegration", "transformers"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-@overload
-def transformers(fn: Callable[P, R], /) -> Callable[P, R]: ...
-@overload
-def transformers(
-    *,
-    backend: str | None = None,
-    processes_per_node: RanksPerNode = 1,
-    seed: int | None = None,
-    timeout_s: float | None = None,
-) -> IntegrationDecorator: ...
-@checked_options
-def transformers(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    backend: str | None = None,
-    processes_per_node: RanksPerNode = 1,
-    seed: int | None = None,
-    timeout_s: float | None = None,
-) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class TransformersIntegration(AccelerateIntegration):
     """Runs the function as the ranks of one world that Transformers' `Trainer` finds; use it bare or with options.
 
     `TrainingArguments` needs nothing for it, on GPUs and on the CPU: gradients are averaged over all ranks, each
@@ -73,19 +50,6 @@ def transformers(
         >>> fine_tune.__name__
         'fine_tune'
     """
-    integration = TransformersIntegration(
-        backend=backend, processes_per_node=processes_per_node, seed=seed, timeout_s=timeout_s
-    )
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return integrate(function, integration)
-
-    return decorate if fn is None else decorate(fn)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformersIntegration(AccelerateIntegration):
-    """What `transformers` puts on a function; its fields are the options."""
 
     name: ClassVar[str] = "transformers"
     extra: ClassVar[str] = "transformers"
@@ -110,3 +74,6 @@ class TransformersIntegration(AccelerateIntegration):
         load_framework("transformers", extra=self.extra)
         with super().session(rank):
             yield
+
+
+transformers = decorator_of(TransformersIntegration)
