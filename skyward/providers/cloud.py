@@ -209,7 +209,7 @@ class CloudProvider(abc.ABC):
             nodes=spec.nodes,
             lease_s=lease_s,
             tags={POOL_TAG: pool, LEASE_TAG: f"{lease_s:g}", ATTEMPT_TAG: token, **tags},
-            user_data=boot_script(lease_s=lease_s, is_spot=offer.is_spot),
+            user_data=boot_script(lease_s=lease_s, notices=self.cloud().notices if offer.is_spot else ""),
             public_key=key or "<public key>",
         )
 

@@ -125,6 +125,9 @@ class Cloud(Protocol):
     """What each machine costs at least, in seconds of its price."""
     settle_s: ClassVar[float]
     """Seconds after which `describe` shows whatever a create call has made, also one that failed."""
+    notices: ClassVar[str]
+    """A shell script, run by each spot machine from its boot on, that writes `PREEMPTED_FILE` when the provider
+    announces that it takes the machine back; "": it announces nothing."""
 
     @property
     def username(self) -> str:

@@ -40,18 +40,6 @@ while sleep 2; do
 done
 """
 
-# Source: EC2 user guide, "Spot Instance interruption notices": 404 until there is one, two minutes ahead.
-_NOTICES = """\
-#!/bin/sh
-at=http://169.254.169.254/latest
-while sleep 5; do
-    token=$(curl -s -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 300' "$at/api/token") || continue
-    said=$(curl -s -f -m 2 -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/spot/instance-action") || continue
-    printf '%s\\n' "$said" >/run/skyward/preempted.new
-    mv /run/skyward/preempted.new /run/skyward/preempted
-done
-"""
-
 _START = """\
 start() {  # name, command: a transient unit where there is systemd, a session of its own elsewhere
     if [ -d /run/systemd/system ]; then
@@ -71,8 +59,11 @@ if [ -f "$0" ] && [ "$0" != "$again/skyward" ]; then
 fi"""
 
 
-def boot_script(*, lease_s: float, is_spot: bool) -> str:
-    """A shell script for the provider's user data. It can run twice: the second time changes nothing that matters."""
+def boot_script(*, lease_s: float, notices: str = "") -> str:
+    """Return a shell script for the provider's user data. Running it twice changes nothing that matters.
+
+    notices: the cloud's own script that writes `PREEMPTED_FILE`; "": there is none to run.
+    """
     lines = [
         "#!/bin/sh",
         _AT_EVERY_BOOT,
@@ -81,8 +72,8 @@ def boot_script(*, lease_s: float, is_spot: bool) -> str:
         _file("/run/skyward/watchdog", _WATCHDOG),
         _START + f"start skyward-lease '/bin/sh /run/skyward/watchdog {int(lease_s)}'",
     ]
-    if is_spot:
-        lines += [_file("/run/skyward/notices", _NOTICES), "start skyward-notices '/bin/sh /run/skyward/notices'"]
+    if notices:
+        lines += [_file("/run/skyward/notices", notices), "start skyward-notices '/bin/sh /run/skyward/notices'"]
     return "\n".join(lines) + "\n"
 
 

@@ -123,6 +123,7 @@ class FakeCloud:
     capabilities: ClassVar[frozenset[str]] = frozenset({"spot", "idempotent-create"})
     minimum_billed_s: ClassVar[float] = 60.0
     settle_s: ClassVar[float] = 30.0
+    notices: ClassVar[str] = ""
     username: str = "fake"
 
     def __init__(

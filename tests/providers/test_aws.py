@@ -211,6 +211,7 @@ class TestWhatIsMade:
         script = provider.plan(spec, provider.offers(spec)[0], "mine")[-1].parameters["UserData"]
         assert script.splitlines()[0] == "#!/bin/sh"
         assert "/run/skyward/lease" in script
+        assert "169.254.169.254" not in script  # EC2 announces the end of spot machines only
         assert "AWS_" not in script
         assert "PRIVATE" not in script
 

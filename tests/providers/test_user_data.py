@@ -17,7 +17,7 @@ def program(path: Path, text: str) -> None:
 
 
 def test_a_machine_whose_disk_and_service_manager_hang_powers_itself_off(tmp_path: Path) -> None:
-    script = boot_script(lease_s=600, is_spot=False)
+    script = boot_script(lease_s=600)
     watchdog = script.partition("watchdog <<'END'\n")[2].partition("END\n")[0]
     harmless = watchdog.replace(LEASE_FILE, str(tmp_path / "lease")).replace("/proc/sysrq-trigger", "sysrq")
     assert "/proc/sysrq" not in harmless
@@ -42,7 +42,7 @@ def test_a_machine_whose_disk_and_service_manager_hang_powers_itself_off(tmp_pat
 
 def test_a_machine_that_is_booted_again_starts_its_watchdog_again(tmp_path: Path) -> None:
     folder = tmp_path / "per-boot"
-    script = boot_script(lease_s=600, is_spot=True).replace("/var/lib/cloud/scripts/per-boot", str(folder))
+    script = boot_script(lease_s=600, notices="#!/bin/sh\n").replace("/var/lib/cloud/scripts/per-boot", str(folder))
     first, _, _ = script.partition("mkdir -p /run/skyward")  # the rest is for a machine of its own
     program(tmp_path / "part-001", first)
     subprocess.run([tmp_path / "part-001"], check=True)

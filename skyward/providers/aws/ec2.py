@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...errors import ProviderError
 from ...machine import Offer, PoolSpec
 from ..rented import ApiCall, Instance, Request, State
+from ..user_data import PREEMPTED_FILE
 from .clients import clients
 from .failures import NotThere, NotYet, translated
 from .images import image_for
@@ -28,6 +29,17 @@ _STATES: dict[str, State] = {
     "shutting-down": "ending",
     "terminated": "gone",
 }
+# Source: EC2 user guide, "Spot Instance interruption notices": 404 until there is one, two minutes ahead.
+_NOTICES = f"""\
+#!/bin/sh
+at=http://169.254.169.254/latest
+while sleep 5; do
+    token=$(curl -s -m 2 -X PUT -H 'X-aws-ec2-metadata-token-ttl-seconds: 300' "$at/api/token") || continue
+    said=$(curl -s -f -m 2 -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/spot/instance-action") || continue
+    printf '%s\\n' "$said" >{PREEMPTED_FILE}.new
+    mv {PREEMPTED_FILE}.new {PREEMPTED_FILE}
+done
+"""
 _SPOT_REASONS = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
 
 
@@ -41,6 +53,7 @@ class Ec2:
     minimum_billed_s: ClassVar[float] = 60.0
     # Source: EC2 API, "Eventual consistency": no bound is given; a minute is far more than was ever reported.
     settle_s: ClassVar[float] = 60.0
+    notices: ClassVar[str] = _NOTICES
 
     def __init__(self, config: AWS) -> None:
         self._aws = config
