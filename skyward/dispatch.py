@@ -15,6 +15,7 @@ from .errors import UsageError
 from .futures import Failures, Future
 from .packing import Packing, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
+from .waiting import value_of
 from .wire.seen import SeenArrays
 from .wire.tasks import CallKind, Mode
 
@@ -99,13 +100,30 @@ class Dispatch:
             may_stay = engine.leading.may_pull if leads and not (options.retries or options.retry_on) else None
             payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
             call = PackedCall(name, packing.function(pending.fn, name), payload, options)
-            task_class = PulledTask if payload.stays else CallTask
-            task = self._builder.task(task_class, task_id, call, kind, place, future=future)
+            if payload.stays:
+                task = self._builder.task(
+                    PulledTask,
+                    task_id,
+                    call,
+                    kind,
+                    place,
+                    future=future,
+                    call_again=partial(self._call_again, pending, kind, nodes, place),
+                    stop_pulling=engine.leading.stop_pulling,
+                )
+            else:
+                task = self._builder.task(CallTask, task_id, call, kind, place, future=future)
         if leads and not sources:
             engine.leading.submit(task, future, nodes)
         else:
             engine.submit(task, nodes=nodes)
         return future
+
+    def _call_again(
+        self, pending: PendingCompute[Any], kind: CallKind, nodes: tuple[int, ...] | None, place: Place
+    ) -> Any:
+        """Make a call whose buffers could not stay in this process's memory once more, and wait for its value."""
+        return value_of(self._call(pending, kind=kind, nodes=nodes, place=place))
 
     def _streaming(
         self,

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 from .calls import ComputeFunction, PendingCompute, PendingComputeGroup, as_compute, pending_of
 from .cluster.builder import refuse_gang_options
 from .cluster.engine import Engine
-from .cluster.tasks import SendAgain
 from .dispatch import Dispatch
 from .errors import UsageError
 from .executor import PoolExecutor
@@ -81,15 +80,9 @@ class Calls(TargetOperators, ABC):
             Whatever the function raised, as itself; NodeLost, SlotLost, TaskTimeout, TaskError.
         """
         pending: PendingCompute[T] = pending_of(call, args, kwargs)
-        engine, dispatch = self._running()
-        future: Future[T]
-        try:
-            future = dispatch.on_one_node(pending, nodes=self._goes_to, leads=True)
-            return value_of(future)
-        except SendAgain as again:  # its arrays could not be read where they are
-            engine.leading.can_pull = engine.leading.can_pull and not again.was_refused
-            future = dispatch.on_one_node(pending, nodes=self._goes_to)
-            return value_of(future)
+        _, dispatch = self._running()
+        future: Future[T] = dispatch.on_one_node(pending, nodes=self._goes_to, leads=True)
+        return value_of(future)
 
     @overload
     def submit(self, call: PendingCompute[T], /) -> Future[T]: ...

@@ -20,6 +20,7 @@ from skyward.errors import SlotLost
 from skyward.pool import ComputePool
 from skyward.wire import payloads
 from skyward.wire.pull import PullRefused, is_possible, place_of, pull
+from tests.engines import engine_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not is_possible(), reason="only Linux reads another process's memory")
@@ -158,8 +159,7 @@ def test_memory_that_cannot_be_read_goes_as_blobs_and_is_not_tried_again(monkeyp
 
     monkeypatch.setattr(payloads, "place_of", nowhere)
     with sky.ComputePool(sky.Local()) as pool:
-        engine = pool._engine
-        assert engine is not None
+        engine = engine_of(pool)
         until(engine.leading.may_pull)
         for number in range(3):
             assert total(np.full(BIG, number)) >> pool == number * BIG

@@ -49,11 +49,12 @@ class NodeFacts(Protocol):
 class WaitingCallers(Protocol):
     """For callers that wait at once: they may do what a thread of the engine would do for them. Thread-safe."""
 
-    can_pull: bool
-    """Whether slots can read this process's memory, as far as is known; False, for good, once it was refused."""
-
     def may_pull(self) -> bool:
         """Whether the buffers of a call whose caller waits may stay in this process's memory (`PulledTask`)."""
+        ...
+
+    def stop_pulling(self) -> None:
+        """Slots cannot read this process's memory: buffers of all further calls travel."""
         ...
 
     def submit(self, task: Task, future: Future[Any], nodes: tuple[int, ...] | None = None) -> None:

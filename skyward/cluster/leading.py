@@ -47,6 +47,10 @@ class Leading:
             return False
         return all(link.line is not None for link in tuple(self._books.links.values()))
 
+    def stop_pulling(self) -> None:
+        """Let buffers travel from now on: a slot was refused to read this process's memory."""
+        self.can_pull = False
+
     def submit(self, task: Task, future: Future[Any], nodes: Nodes = None) -> None:
         """The engine's `submit`, and wait a moment for the outcome in this thread.
 

@@ -30,7 +30,6 @@ __all__ = [
     "Received",
     "PulledTask",
     "ResultStream",
-    "SendAgain",
     "StreamTask",
     "Task",
     "TaskFailure",
@@ -229,26 +228,29 @@ class CallTask(Task):
         self.future.settle_error(error)
 
 
-class SendAgain(Exception):
-    """The call has not begun and must be made anew, with its buffers as blobs. Never seen by users."""
-
-    def __init__(self, *, was_refused: bool) -> None:
-        super().__init__()
-        self.was_refused = was_refused
-
-
 @dataclass(eq=False, kw_only=True)
 class PulledTask(CallTask):
-    """A call whose buffers stay in the caller's memory while it waits. It can be sent once, and by the line only."""
+    """A call whose buffers stay in the caller's memory while it waits.
+
+    It is sent once, and on a direct line only. Where that does not work out, whoever waits for its value makes the
+    call again, with its buffers as blobs: packing them takes time, and only that thread may be sure of their memory.
+    """
 
     handles_loss = True
 
-    def send_again(self, *, was_refused: bool = False) -> None:
-        self.future.settle_error(SendAgain(was_refused=was_refused))
+    call_again: Callable[[], Any]
+    """Makes the call anew and waits for its value."""
+    stop_pulling: Callable[[], None]
+    """Called if the slot was refused to read this process's memory."""
+
+    def send_again(self) -> None:
+        """Let the thread that asks for the value make the call anew."""
+        self.future.settle(Undecoded(self.call_again))
 
     def on_error(self, failed: TaskFailure) -> None:
         if failed.failure.type_name.rpartition(".")[2] == PullRefused.__name__:
-            self.send_again(was_refused=True)
+            self.stop_pulling()
+            self.send_again()
         else:
             super().on_error(failed)
 
