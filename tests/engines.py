@@ -9,6 +9,6 @@ __all__ = ["engine_of"]
 
 
 def engine_of(pool: sky.ComputePool) -> DirectEngine:
-    engine = pool._engine
+    engine, _ = pool._life.running()
     assert isinstance(engine, DirectEngine)
     return engine

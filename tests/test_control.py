@@ -16,6 +16,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import ControlFailed, UsageError
+from tests.engines import engine_of
 from tests.waiting import lines_of, until
 
 
@@ -53,10 +54,9 @@ def listening(pid: int) -> set[str]:
 def _stopped(pool: sky.ComputePool) -> Iterator[None]:
     """A test that fails leaves no run to the others."""
     yield
-    engine = pool._engine
-    if engine is not None:
-        engine.cancel_all()
-        engine.wait_stopped()
+    engine = engine_of(pool)
+    engine.cancel_all()
+    engine.wait_stopped()
 
 
 def test_a_call_is_looked_at_saved_and_stopped_and_no_port_is_opened(pool: sky.ComputePool) -> None:

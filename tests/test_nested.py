@@ -492,8 +492,6 @@ class TestHandles:
         target, began, go = pool.node(1), tmp_path / "began", tmp_path / "go"
         future = sky.compute(lambda: hold(began, go) >> target)() > pool.node(0)
         until(lambda: lines_of(began))
-        engine = pool._engine
-        assert engine is not None
-        assert engine.asking.call_named("") == getattr(future, "call_id", 0)
+        assert engine_of(pool).asking.call_named("") == getattr(future, "call_id", 0)
         go.touch()
         assert future.result(timeout=20) == 1

@@ -44,9 +44,7 @@ def shared_pool() -> Iterator[ComputePool]:
 
 @pytest.fixture
 def pool(shared_pool: ComputePool) -> ComputePool:
-    engine = shared_pool._engine
-    assert engine is not None
-    until(engine.leading.may_pull)
+    until(engine_of(shared_pool).leading.may_pull)
     return shared_pool
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import UsageError
+from tests.engines import engine_of
 from tests.waiting import until
 
 pytest.importorskip("torch")
@@ -28,8 +29,7 @@ def _ended(pool: sky.ComputePool) -> Iterator[None]:
     try:
         yield
     finally:
-        assert pool._engine is not None
-        pool._engine.cancel_all()
+        engine_of(pool).cancel_all()
 
 
 @sky.compute
