@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import OrderedDict
 
 from ..wire.blobs import Blob, default_limit, spill
+from .complaints import complain
 
 __all__ = ["NodeBlobs"]
 
@@ -43,8 +43,7 @@ class NodeBlobs:
     def _say(self, text: str) -> None:
         if not self._has_said:
             self._has_said = True
-            sys.stderr.write(f"skyward: {text}\n")
-            sys.stderr.flush()
+            complain(None, text)
 
     def get(self, digest: bytes) -> Blob | None:
         blob = self._in_memory.get(digest)

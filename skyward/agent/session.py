@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sys
 from collections.abc import Callable
 
 from ..errors import InternalError
@@ -13,6 +12,7 @@ from ..wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
 from ..wire.ends import Ends
 from ..wire.frames import HAS_FD, QUIET, Frame, Kind, pack
 from ..wire.stream import MAGIC, StreamChannel
+from .complaints import complain
 from .loop import Loop
 from .output import LogBuffer
 
@@ -108,7 +108,7 @@ class Session:
             channel.attach(_PassedEnds(read_fd, write_fd, self), 0)
             session = Session(self._loop, channel, self._log_limit_bytes, self._on_frame, self._on_close)
         except OSError as error:
-            self._say(f"a channel was refused: {error}")
+            complain(None, f"a channel was refused: {error}")
             channel.close()
             self.close()
             return
@@ -153,7 +153,7 @@ class Session:
         try:
             self._channel.widen(more, turns=False)
         except OSError as error:  # the client counts on them, so it makes another link
-            self._say(f"a link got no further channels: {error}")
+            complain(None, f"a link got no further channels: {error}")
             for ends in more:
                 ends.close()
             self._channel.detach()
@@ -205,7 +205,7 @@ class Session:
             self._link_gone()
         except (InternalError, OSError) as error:
             # What comes is no frame, or a blob that there is no room for: nothing can be made of what follows either.
-            self._say(f"a connection to the agent was closed: {error}")
+            complain(None, f"a connection to the agent was closed: {error}")
             self.close()
         else:
             if self._channel.pings != self._pings:  # a client that asks is a sign of life as good as its keeper's
@@ -214,10 +214,6 @@ class Session:
             if self._channel.needs_flush:
                 self.flush()
         return True
-
-    def _say(self, text: str) -> None:
-        sys.stderr.write(f"skyward: {text}\n")
-        sys.stderr.flush()
 
     # Out ------------------------------------------------------------------------------------------------------------
 

@@ -199,69 +199,87 @@ def make_slot(
     Raises:
         OSError: there is no room for them; then none is left open.
     """
+    config = SlotConfig(
+        number=number,
+        lanes=lanes,
+        executor=executor,
+        token=secrets.token_bytes(16),
+        workers_per_node=workers_per_node,
+        rank=rank,
+        deliver=deliver,
+        env=env,
+        notice_file=notice_file,
+        agent=agent,
+    )
     with contextlib.ExitStack() as undo:
-
-        def owned(*fds: int) -> tuple[int, ...]:
-            for fd in fds:
-                undo.callback(os.close, fd)
-            return fds
-
-        token = secrets.token_bytes(16)
-        ours, theirs = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
-        (page_fd,) = owned(os.memfd_create("skyward-page", os.MFD_CLOEXEC))
-        os.ftruncate(page_fd, max(4096, lanes * PAGE_GROUP * 8))
-        os.lseek(page_fd, STACKS_AT, os.SEEK_SET)
-        page = map_page(page_fd, lanes)
-        # The first write to a mapped page changes the time of its file, which is to be that of a crash.
-        page[DRAINED] = 0
-        reads, writes = zip(owned(*os.pipe()), owned(*os.pipe()), strict=True)
-
-        def drained(count: int) -> None:
-            page[DRAINED] += count
-
-        def reading(is_reading: bool) -> None:
-            page[READING] = is_reading
-
-        def current() -> int:
-            return int(page[CURRENT]) if executor == "process" else 0
-
-        config = SlotConfig(
-            number=number,
-            lanes=lanes,
-            executor=executor,
-            token=token,
-            workers_per_node=workers_per_node,
-            rank=rank,
-            deliver=deliver,
-            env=env,
-            notice_file=notice_file,
-            agent=agent,
-        )
-        child_fds = [theirs.fileno(), *writes, page_fd]
-        shelf: Shelf | None = None
-        if executor == "process" and rank is None:
-            shelf = Shelf()
-            undo.callback(shelf.close)
-            child_fds += owned(shelf.slot_end())
-        line: socket.socket | None = None
-        if line_number:
-            line, slot_end = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
-            child_fds += owned(os.dup(slot_end.fileno()))
-            slot_end.close()
-        slot = Slot(
-            number=number,
-            lanes=lanes,
-            executor=executor,
-            config=config,
-            channel=Channel(ours),
-            page=page,
-            outputs=tuple(OutputReader(fd, token, current, drained, reading) for fd in reads),
-            child_fds=child_fds,
-            page_fd=os.dup(page_fd) if executor == "process" else -1,
-            shelf=shelf,
-            line=line,
-            line_number=line_number,
-        )
-        theirs.detach()  # its number stands among the child's
+        slot = _with_ends(config, line_number, undo)
         undo.pop_all()
         return slot
+
+
+def _with_ends(config: SlotConfig, line_number: int, undo: contextlib.ExitStack) -> Slot:
+    """The slot with all that it shares with its process; `undo` closes every end, ours and the child's."""
+    is_process = config.executor == "process"
+    ours, theirs = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+    page_fd, page = _new_page(config.lanes, undo)
+    reads, writes = zip(_owned(undo, *os.pipe()), _owned(undo, *os.pipe()), strict=True)
+    child_fds = [theirs.fileno(), *writes, page_fd]
+    shelf: Shelf | None = None
+    if is_process and config.rank is None:
+        shelf = Shelf()
+        undo.callback(shelf.close)
+        child_fds += _owned(undo, shelf.slot_end())
+    line: socket.socket | None = None
+    if line_number:
+        line, slot_end = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+        child_fds += _owned(undo, os.dup(slot_end.fileno()))
+        slot_end.close()
+    slot = Slot(
+        number=config.number,
+        lanes=config.lanes,
+        executor=config.executor,
+        config=config,
+        channel=Channel(ours),
+        page=page,
+        outputs=tuple(_reader(fd, config, page) for fd in reads),
+        child_fds=child_fds,
+        page_fd=os.dup(page_fd) if is_process else -1,
+        shelf=shelf,
+        line=line,
+        line_number=line_number,
+    )
+    theirs.detach()  # its number stands among the child's
+    return slot
+
+
+def _owned(undo: contextlib.ExitStack, *fds: int) -> tuple[int, ...]:
+    for fd in fds:
+        undo.callback(os.close, fd)
+    return fds
+
+
+def _new_page(lanes: int, undo: contextlib.ExitStack) -> tuple[int, memoryview]:
+    """The file of a shared page, and the page. Behind it the process writes its stacks."""
+    (page_fd,) = _owned(undo, os.memfd_create("skyward-page", os.MFD_CLOEXEC))
+    os.ftruncate(page_fd, max(4096, lanes * PAGE_GROUP * 8))
+    os.lseek(page_fd, STACKS_AT, os.SEEK_SET)
+    page = map_page(page_fd, lanes)
+    # The first write to a mapped page changes the time of its file, which is to be that of a crash.
+    page[DRAINED] = 0
+    return page_fd, page
+
+
+def _reader(fd: int, config: SlotConfig, page: memoryview) -> OutputReader:
+    """The agent's end of a pipe that the process prints to."""
+    is_process = config.executor == "process"
+
+    def drained(count: int) -> None:
+        page[DRAINED] += count
+
+    def reading(is_reading: bool) -> None:
+        page[READING] = is_reading
+
+    def current() -> int:
+        return int(page[CURRENT]) if is_process else 0
+
+    return OutputReader(fd, config.token, current, drained, reading)

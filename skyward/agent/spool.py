@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 
 from ..slot.link import read_blob_body
 from ..wire.blobs import Blob, default_limit, spill
 from ..wire.failures import encode_failure
 from ..wire.frames import Frame, Kind
+from .complaints import complain
 
 __all__ = ["Spool"]
 
@@ -54,8 +54,7 @@ class Spool:
                 f"in {self._folder}"
             )
             self._failed[frame.ident] = OSError(error.errno, why)
-            sys.stderr.write(f"skyward: {why}\n")
-            sys.stderr.flush()
+            complain(None, why)
             return None
 
     def _after_failure(self, frame: Frame) -> Iterator[Frame]:

@@ -33,7 +33,7 @@ from .slot import SlotConfig
 from .threads import apply_thread_counts
 from .worker import serve
 
-__all__ = ["ForkOrder", "ZygoteConfig", "main", "send_order"]
+__all__ = ["ForkOrder", "ZygoteConfig", "main", "receive_order", "send_order"]
 
 _PACKET = 1 << 20
 _ORDER_PACKET = 64 * 1024
@@ -82,7 +82,7 @@ def send_order(sock: socket.socket, order: bytes, fds: list[int]) -> None:
         socket.send_fds(sock, [_IN_FILE], [*fds, file.fileno()])
 
 
-def _receive_order(sock: socket.socket) -> tuple[ForkOrder | None, list[int]]:
+def receive_order(sock: socket.socket) -> tuple[ForkOrder | None, list[int]]:
     """None: the other side is gone."""
     data, fds, _, _ = socket.recv_fds(sock, _PACKET, 8, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
     if not data:
@@ -168,7 +168,7 @@ def _loop(sock: socket.socket, config: ZygoteConfig) -> None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake_read, 4096)
                 continue
-            order, fds = _receive_order(sock)
+            order, fds = receive_order(sock)
             if order is None:
                 return
             made.add(_fork(sock, order, fds, config))
@@ -348,7 +348,7 @@ def fresh(fd: int) -> None:
     code = 1
     try:
         with socket.socket(fileno=fd) as sock:
-            order, fds = _receive_order(sock)
+            order, fds = receive_order(sock)
         if order is not None:
             become_slot(order, fds)
             code = 0

@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from skyward.agent.agent import Agent
 from skyward.agent.loop import Loop
+from skyward.agent.node_tasks import NodeTasks
 from skyward.agent.session import Session
 from skyward.agent.slots import make_slot
-from skyward.agent.watchdog import Lease
 from skyward.slot.link import blob_body
 from skyward.slot.slot import SlotConfig
-from skyward.slot.zygote import ForkOrder, _receive_order, send_order
+from skyward.slot.zygote import ForkOrder, receive_order, send_order
 from skyward.topology import Rank
 from skyward.wire.blobs import Blob
 from skyward.wire.channel import Channel
@@ -80,17 +79,16 @@ class Client:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Any]:
+def agent(tmp_path: Path) -> Any:
     """Of a node whose interpreter does not exist; it runs no slot."""
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=1, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
-    with socket.socket(socket.AF_UNIX) as listener:
-        made: Any = Agent(config, Lease(5.0), listener)
-        made._client = Client()
-        payload = encode(None, lambda data: pytest.fail("a blob")).body
-        made._placing.add_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + payload))
-        yield made
+    made: Any = NodeTasks(Loop(), config, address="")
+    made.client = Client()
+    payload = encode(None, lambda data: pytest.fail("a blob")).body
+    made.placing.add_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + payload))
+    return made
 
 
 def task(ident: int, kind: CallKind, payload: bytes) -> Frame:
@@ -102,25 +100,27 @@ def test_the_task_of_a_rank_that_could_not_be_made_is_lost_and_runs_nowhere(
     agent: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     slot = make_slot(0)
-    agent._placing.slots.append(slot)
-    agent._on_rank(Frame(Kind.RANK, 0, 1, 7, pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))))
+    agent.placing.slots.append(slot)
+    agent.on_rank(Frame(Kind.RANK, 0, 1, 7, pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))))
     assert "cannot start a process" in capfd.readouterr().err
-    agent._on_task(task(7, CallKind.GANG, encode(((), {}), lambda data: pytest.fail("a blob")).body))
-    (lost,) = agent._client.heard
+    order = task(7, CallKind.GANG, encode(((), {}), lambda data: pytest.fail("a blob")).body)
+    agent.on_task(order)
+    agent.on_task(order)
+    lost, unknown = agent.client.heard
     assert (lost.kind, lost.ident) == (Kind.LOST, 7)
     assert json.loads(lost.body)["started"] is False
     assert "/nowhere" in json.loads(lost.body)["why"]
+    assert json.loads(unknown.body)["why"] == "", "the reason is kept until it is told"
     assert not slot.running
-    assert not agent._failed_ranks
     slot.close()
 
 
 def test_a_rank_without_descriptors_left_costs_its_gang_and_not_the_node(agent: Any) -> None:
     order = pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))
     with few_files(0):
-        agent._on_rank(Frame(Kind.RANK, 0, 1, 7, order))
-    agent._on_task(task(7, CallKind.GANG, encode(((), {}), lambda data: pytest.fail("a blob")).body))
-    (lost,) = agent._client.heard
+        agent.on_rank(Frame(Kind.RANK, 0, 1, 7, order))
+    agent.on_task(task(7, CallKind.GANG, encode(((), {}), lambda data: pytest.fail("a blob")).body))
+    (lost,) = agent.client.heard
     assert (lost.kind, lost.ident) == (Kind.LOST, 7)
     assert "Too many open files" in json.loads(lost.body)["why"]
 
@@ -149,17 +149,17 @@ def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: 
 
     def arrives() -> None:
         body = blob_body(blobs[0].digest, blobs[0].size)
-        agent._placing.add_blob(Frame(Kind.BLOB, 0, 0, 0, body, os.dup(blobs[0].fd)))
+        agent.placing.add_blob(Frame(Kind.BLOB, 0, 0, 0, body, os.dup(blobs[0].fd)))
 
     slot = make_slot(0)
     slot.running[1] = None
-    agent._placing.slots.append(slot)
+    agent.placing.slots.append(slot)
     payload = encode(((b"x" * 1_000_000,), {}), put).body
-    agent._on_task(task(2, CallKind.PLAIN, payload))
+    agent.on_task(task(2, CallKind.PLAIN, payload))
     arrives()
-    agent._placing.drop_blob(Frame(Kind.DROP_BLOB, 0, 0, 0, blobs[0].digest))
+    agent.placing.drop_blob(Frame(Kind.DROP_BLOB, 0, 0, 0, blobs[0].digest))
     del slot.running[1]
-    agent._placing.dispatch()
+    agent.placing.dispatch()
     assert not slot.running
     arrives()
     assert list(slot.running) == [2]
@@ -189,7 +189,7 @@ def test_an_order_of_any_size_reaches_the_zygote_with_its_descriptors(size: int)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         send_order(ours, pickle.dumps(order), [0, 0, 0, 0])
-        received, fds = _receive_order(theirs)
+        received, fds = receive_order(theirs)
     assert received == order
     assert len(fds) == 4
     for fd in fds:

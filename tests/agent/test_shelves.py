@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from skyward.agent.agent import Agent
+from skyward.agent.loop import Loop
+from skyward.agent.node_tasks import NodeTasks
 from skyward.agent.slots import make_slot
-from skyward.agent.watchdog import Lease
 from skyward.slot.page import CURRENT
 from skyward.slot.shelf import Claims
 from skyward.wire.channel import Channel
@@ -45,7 +45,7 @@ class Client:
 class Worker:
     """A slot of the agent's without a process: the test reads its socket."""
 
-    def __init__(self, agent: Any, number: int) -> None:
+    def __init__(self, agent: NodeTasks, number: int) -> None:
         self._agent = agent
         self.slot = make_slot(number)
         sock_fd, out, err, page, shelf_fd = self.slot.child_fds
@@ -54,7 +54,7 @@ class Worker:
         self._claims = Claims(shelf_fd)
         self._fds = (out, err, page, shelf_fd)
         self.slot.child_fds = []
-        agent._placing.slots.append(self.slot)
+        agent.placing.slots.append(self.slot)
 
     def tasks(self) -> list[int]:
         """What came and is this slot's, by now; a shelved one only if it is claimed."""
@@ -66,11 +66,11 @@ class Worker:
         return [frame.ident for frame in tasks if not frame.flags & ON_SHELF or self._claims.claim(frame.lane)]
 
     def ends(self, task: int) -> None:
-        self._agent._on_slot_frame(self.slot, Frame(Kind.RESULT, QUIET, 0, task, PAYLOAD))
+        self._agent.on_slot_frame(self.slot, Frame(Kind.RESULT, QUIET, 0, task, PAYLOAD))
 
     def dies(self, *, in_task: int = 0) -> None:
         self.slot.page[CURRENT] = in_task
-        self._agent._on_slot_dead(self.slot, 0, -9)
+        self._agent.on_slot_dead(self.slot, 0, -9)
 
     def close(self) -> None:
         self._channel.close()
@@ -81,17 +81,15 @@ class Worker:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Any]:
+def agent(tmp_path: Path) -> Any:
     """Of a node that cannot make processes."""
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=2, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
-    with socket.socket(socket.AF_UNIX) as listener:
-        made: Any = Agent(config, Lease(5.0), listener)
-        made._client = Client()
-        made._placing.add_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + PAYLOAD))
-        made._start_slot = lambda number: None
-        yield made
+    made: Any = NodeTasks(Loop(), config, address="")
+    made.client = Client()
+    made.placing.add_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + PAYLOAD))
+    return made
 
 
 @pytest.fixture
@@ -111,11 +109,11 @@ def second(agent: Any, first: Worker) -> Iterator[Worker]:
 def send(agent: Any, *tasks: int, mode: Mode = Mode.CALL, inputs: int = 0) -> None:
     for task in tasks:
         head = TaskHead(FUNCTION, mode, 0, inputs, 0)
-        agent._on_task(Frame(Kind.TASK, 0, 0, task, pack_task(head, PAYLOAD)))
+        agent.on_task(Frame(Kind.TASK, 0, 0, task, pack_task(head, PAYLOAD)))
 
 
 def heard(agent: Any, kind: Kind) -> list[int]:
-    return [frame.ident for frame in agent._client.heard if frame.kind == kind]
+    return [frame.ident for frame in agent.client.heard if frame.kind == kind]
 
 
 def test_a_busy_slot_is_sent_its_next_task_and_no_more(agent: Any, first: Worker) -> None:
@@ -126,8 +124,8 @@ def test_a_busy_slot_is_sent_its_next_task_and_no_more(agent: Any, first: Worker
     first.ends(2)
     first.ends(3)
     assert heard(agent, Kind.RESULT) == [1, 2, 3]
-    assert not agent._placing.shelved
-    assert not agent._placing.by_task
+    assert not agent.placing.shelved
+    assert not agent.placing.by_task
     assert not first.slot.running
 
 
@@ -137,7 +135,7 @@ def test_what_waits_goes_to_a_slot_that_falls_idle(agent: Any, first: Worker, se
     second.ends(2)
     assert second.tasks() == [3]
     assert first.tasks() == [1]
-    assert not agent._placing.shelved
+    assert not agent.placing.shelved
 
 
 def test_what_has_begun_stays_though_another_slot_falls_idle(agent: Any, first: Worker, second: Worker) -> None:
@@ -154,7 +152,7 @@ def test_what_has_begun_stays_though_another_slot_falls_idle(agent: Any, first: 
 @pytest.mark.parametrize("kind", [Kind.RECALL, Kind.CANCEL])
 def test_what_waits_is_given_back(agent: Any, first: Worker, kind: Kind) -> None:
     send(agent, 1, 2, 3)
-    order = agent._on_recall if kind == Kind.RECALL else agent._on_cancel
+    order = agent.on_recall if kind == Kind.RECALL else agent.on_cancel
     order(Frame(kind, 0, 10, 2, b""))
     assert heard(agent, Kind.RECALLED) == [2]
     assert first.tasks() == [1]
@@ -165,7 +163,7 @@ def test_what_waits_is_given_back(agent: Any, first: Worker, kind: Kind) -> None
 def test_what_has_begun_is_not_given_back(agent: Any, first: Worker) -> None:
     send(agent, 1, 2)
     assert first.tasks() == [1, 2]
-    agent._on_recall(Frame(Kind.RECALL, 0, 0, 2, b""))
+    agent.on_recall(Frame(Kind.RECALL, 0, 0, 2, b""))
     assert heard(agent, Kind.RECALLED) == []
     assert sorted(first.slot.running) == [1, 2]
     first.ends(1)
@@ -176,7 +174,7 @@ def test_what_has_begun_is_not_given_back(agent: Any, first: Worker) -> None:
 def test_what_has_begun_is_cancelled_as_what_runs(agent: Any, first: Worker) -> None:
     send(agent, 1, 2)
     assert first.tasks() == [1, 2]
-    agent._on_cancel(Frame(Kind.CANCEL, 0, 10, 2, b""))
+    agent.on_cancel(Frame(Kind.CANCEL, 0, 10, 2, b""))
     assert first.slot.cancelled == {2}
     assert heard(agent, Kind.RECALLED) == []
 
@@ -196,7 +194,7 @@ def test_a_stream_waits_for_a_free_slot_and_is_not_overtaken(
 def test_what_waits_for_a_slot_that_dies_runs_in_the_next(agent: Any, first: Worker, second: Worker) -> None:
     send(agent, 1, 2, 3, 4)
     first.dies(in_task=1)
-    (lost,) = (frame for frame in agent._client.heard if frame.kind == Kind.LOST)
+    (lost,) = (frame for frame in agent.client.heard if frame.kind == Kind.LOST)
     assert lost.ident == 1
     assert json.loads(lost.body)["started"] is True
     second.ends(2)
@@ -207,7 +205,7 @@ def test_what_had_begun_in_a_slot_that_dies_is_lost_and_runs_nowhere(agent: Any,
     send(agent, 1, 2, 3)
     assert first.tasks() == [1, 3]
     first.dies(in_task=3)
-    lost = {f.ident: json.loads(f.body)["started"] for f in agent._client.heard if f.kind == Kind.LOST}
+    lost = {f.ident: json.loads(f.body)["started"] for f in agent.client.heard if f.kind == Kind.LOST}
     assert lost[3] is True
     assert second.tasks() == [2]
     second.ends(2)
@@ -227,7 +225,7 @@ def test_both_that_were_not_begun_come_again(agent: Any, first: Worker, second: 
     """Two numbers lie in the pipe: of what runs next, as far as the agent knows, and of what comes behind it."""
     send(agent, 1, 2, 3, 4, 5)
     first.ends(1)  # the slot has not looked for 3 yet, and 5 is put behind it
-    agent._on_recall(Frame(Kind.RECALL, 0, 0, 5, b""))
+    agent.on_recall(Frame(Kind.RECALL, 0, 0, 5, b""))
     assert heard(agent, Kind.RECALLED) == [5]
     assert first.tasks() == [1, 3]
     assert list(first.slot.running) == [3]
@@ -235,10 +233,10 @@ def test_both_that_were_not_begun_come_again(agent: Any, first: Worker, second: 
 
 def test_nothing_waits_behind_a_task_of_the_direct_line(agent: Any, first: Worker) -> None:
     first.slot.line_number = 1
-    agent._on_hold(Frame(Kind.HOLD, 0, 0, 1, (1).to_bytes(8, "little")))
+    agent.on_hold(Frame(Kind.HOLD, 0, 0, 1, (1).to_bytes(8, "little")))
     send(agent, 2)
     assert first.tasks() == []
-    agent._on_unhold(Frame(Kind.UNHOLD, 0, 0, 1, b""))
+    agent.on_unhold(Frame(Kind.UNHOLD, 0, 0, 1, b""))
     assert first.tasks() == [2]
 
 
@@ -249,5 +247,5 @@ def test_a_slot_is_left_one_void_frame_for_each_task(agent: Any, first: Worker, 
     send(agent, 4, 5)
     assert second.tasks() == [4]
     assert first.slot.shelved is None
-    assert [pending.frame.ident for pending in agent._placing.queue] == [5]
+    assert [pending.frame.ident for pending in agent.placing.queue] == [5]
     assert first.tasks() == [1]
