@@ -144,7 +144,7 @@ def is_importable(named: Any, value: object) -> bool:
         return False
     try:
         return find_by_name(module, name) is value
-    except ImportError:
+    except ImportError:  # no importable name, so it travels by value
         return False
 
 

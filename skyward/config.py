@@ -110,7 +110,7 @@ def mentioned_providers(names: Iterable[str] = ()) -> tuple[list[Any], list[Skyw
         if isinstance(name, str | dict) and name != "local":
             try:
                 made.append(config.pools_provider(name, ("providers", "provider")))
-            except MissingDependency:
+            except MissingDependency:  # a provider whose library is missing rents nothing here
                 continue
             except SkywardError as error:
                 if str(error) not in map(str, wrong):  # a table that two pools use

@@ -202,13 +202,13 @@ class Future(concurrent.futures.Future[T]):
         """Set a value, which may be Undecoded; dropped if the future was cancelled."""
         try:
             self.set_result(value)
-        except concurrent.futures.InvalidStateError:
+        except concurrent.futures.InvalidStateError:  # cancelled meanwhile
             return
 
     def settle_error(self, error: BaseException | Undecoded) -> None:
         try:
             self.set_exception(_Remote(error) if isinstance(error, Undecoded) else error)
-        except concurrent.futures.InvalidStateError:
+        except concurrent.futures.InvalidStateError:  # cancelled meanwhile
             return
         if self.failures is not None:
             self.failures.failed(self)

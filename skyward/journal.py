@@ -177,7 +177,7 @@ class Journal:
         try:
             with open(os.path.join(folder, _FILE), encoding="utf-8") as file:
                 lines = file.read().split("\n")
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile, or no journal's folder
             return None
         records = []
         for line in lines:
@@ -294,7 +294,7 @@ class Journal:
 
     def _note(self, record: dict[str, Any]) -> None:
         """A record that helps who comes next. Machines are ended even where the disk is full."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the disk is full or read-only; see above
             self._write(record)
         self._apply(record)
 
@@ -332,7 +332,7 @@ def journals(pool: str | None = None) -> list[Journal]:
     """Those on this machine that are not closed, oldest first; `pool`: only of pools of that name."""
     try:
         names = os.listdir(_pools())
-    except FileNotFoundError:
+    except FileNotFoundError:  # nothing was ever rented from here
         return []
     found = [Journal.read(os.path.join(_pools(), name)) for name in names]
     open_ones = [j for j in found if j is not None and not j.is_closed and pool in (None, j.pool)]
@@ -342,7 +342,7 @@ def journals(pool: str | None = None) -> list[Journal]:
 def recently_ended(now: float) -> set[str]:
     """The ids of journals that were closed in the last minutes: a cloud may still show their machines as running."""
     found: set[str] = set()
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):  # nothing was ever closed here
         for name in os.listdir(_ended()):
             path = os.path.join(_ended(), name)
             try:
@@ -353,7 +353,7 @@ def recently_ended(now: float) -> set[str]:
             if abs(now - at) <= _ENDED_S:
                 found.add(name)
             else:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(FileNotFoundError):  # another process removed it
                     os.unlink(path)
     return found
 
@@ -405,7 +405,7 @@ def _digest(text: str) -> str:
 
 
 def _namespace() -> str:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # not Linux
         return os.readlink("/proc/self/ns/pid")
     return ""
 
@@ -414,18 +414,18 @@ def _namespace() -> str:
 def machine_id() -> str:
     """The system's own, which outlives its name; empty where it says none."""
     if platform.system() == "Darwin":
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # no such program: the host's name must do
             argv = ["ioreg", "-rd1", "-c", "IOPlatformExpertDevice"]
             shown = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10).stdout
             if found := re.search(r'"IOPlatformUUID" = "([^"]+)"', shown):
                 return found[1]
         return ""
-    with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:
+    with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:  # not Linux
         return file.read().strip()
     return ""
 
 
 def _boot() -> str:
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # not Linux
         return file.read().strip()[:8]
     return "-"

@@ -85,7 +85,7 @@ class LivePool:
 def announce(pool: LivePool) -> None:
     """Write it down, or what is new of it. A state folder that cannot be written costs the listing, nothing else."""
     path = _path(pool.pool, _ENDING)
-    with contextlib.suppress(OSError, UsageError):
+    with contextlib.suppress(OSError, UsageError):  # see above: only the listing lacks it
         make_private_folder(os.path.dirname(path))
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(fd, "w", encoding="utf-8") as file:
@@ -96,7 +96,7 @@ def announce(pool: LivePool) -> None:
 def withdraw(pool: str) -> None:
     """It is closed. Idempotent."""
     for ending in (_ENDING, _ASKED):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # never written, or removed already
             os.unlink(_path(pool, ending))
 
 
@@ -132,7 +132,7 @@ def is_asked_to_end(pool: str) -> str:
     try:
         with open(_path(pool, _ASKED), encoding="utf-8") as file:
             return file.read() or "it was asked to end"
-    except OSError:
+    except OSError:  # nobody asked
         return ""
 
 
@@ -146,7 +146,7 @@ def _read_all() -> Iterator[LivePool]:
     folder = os.path.join(state_folder(), "live")
     try:
         names = os.listdir(folder)
-    except OSError:
+    except OSError:  # no pool was ever announced here
         return
     for name in names:
         if name.endswith(_ENDING):

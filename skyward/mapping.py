@@ -256,7 +256,7 @@ class MapRun:
         came: list[tuple[Any, ...]] = []
 
         def wait(timeout_s: float | None) -> bool:
-            with contextlib.suppress(queue.Empty):
+            with contextlib.suppress(queue.Empty):  # `wait_for` asks again
                 came.append(self._events.get(timeout=timeout_s))
             return bool(came)
 
@@ -351,5 +351,5 @@ def _without_retries(options: CallOptions) -> CallOptions:
 def _length(iterables: tuple[Iterable[Any], ...]) -> int | None:
     try:
         return min(len(i) for i in iterables)  # type: ignore[arg-type]
-    except TypeError:
+    except TypeError:  # an iterator has no length
         return None

@@ -156,7 +156,7 @@ def _replacement(path: str, fd: int) -> int:
 
 
 def _lines_of(path: str) -> list[bytes]:
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:  # removed meanwhile
         return file.read().split(b"\n")[:-1]
     return []
 
@@ -172,15 +172,15 @@ def _drop_oldest(folder: str) -> None:
     names = [name for name in _by_age(folder) if name.endswith(".log")]
     for name in names[: max(0, len(names) - _KEPT + 1)]:
         for ending in ("", ".1"):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # another process removed it
                 os.unlink(os.path.join(folder, name + ending))
 
 
 def _by_age(folder: str) -> list[str]:
     aged = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # no such folder: nothing was kept
         for entry in os.scandir(folder):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # removed meanwhile
                 aged.append((entry.stat().st_mtime, entry.name))
     return [name for _, name in sorted(aged)]
 

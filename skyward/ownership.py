@@ -54,7 +54,7 @@ def check_file(path: str, what: str) -> None:
     path = os.path.abspath(path)
     if _is_trusted(path):
         return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # what is not there belongs to nobody
         link, file = os.lstat(path), os.stat(path)
         for status in (link, file):
             if status.st_uid not in _our_ids():
@@ -113,7 +113,7 @@ def _make(path: str) -> None:
     parent = os.path.dirname(path)
     if parent and not os.path.isdir(parent):
         _make(parent)
-    with contextlib.suppress(FileExistsError):
+    with contextlib.suppress(FileExistsError):  # another process made it
         os.mkdir(path, 0o700)
 
 
@@ -137,7 +137,7 @@ def _check_way(path: str) -> None:
 def _our_ids() -> set[int]:
     """As git does: root in a folder of the user who called `sudo` is that user."""
     ids = {os.geteuid(), 0}
-    with contextlib.suppress(KeyError, ValueError):
+    with contextlib.suppress(KeyError, ValueError):  # not by `sudo`
         if not os.geteuid():
             ids.add(int(os.environ["SUDO_UID"]))
     return ids
@@ -153,6 +153,6 @@ def _advice(path: str) -> str:
 
 
 def _name(uid: int) -> str:
-    with contextlib.suppress(KeyError):
+    with contextlib.suppress(KeyError):  # no account of that number
         return f"{pwd.getpwuid(uid).pw_name} (user {uid})"
     return f"user {uid}"

@@ -78,7 +78,7 @@ class Packing:
         for which, value in named:
             try:
                 encode(value, self.put)
-            except Exception:
+            except Exception:  # it has the culprit; why is the error that the caller has
                 return f"{which} (a {type(value).__qualname__})", value
         return "an argument", None
 

@@ -334,7 +334,7 @@ class ComputePool(Calls):
         life = getattr(self, "_life", None)  # there is none where an option was refused
         if life is not None and life.is_active and not sys.is_finalizing():
             warnings.warn(f"{self!r} was never closed; use `with`, or call close()", ResourceWarning, stacklevel=2)
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # `__del__` must not raise, and the keeper ends what is left
                 self.close(cancel=True)
 
     def __repr__(self) -> str:

@@ -103,5 +103,5 @@ def _nvidia_name(root: Path) -> str:
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
-    except OSError:
+    except OSError:  # no such file here: another kind of machine
         return ""

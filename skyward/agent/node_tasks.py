@@ -165,7 +165,7 @@ class NodeTasks:
         if slot.executor == "process":
             slot.mark_cancelled(task)
             if slot.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and its zygote will say so
                     os.kill(slot.pid, signal.SIGINT)
 
     def _kill_if_running(self, slot: Slot, task: int) -> None:
@@ -198,7 +198,7 @@ class NodeTasks:
         try:
             for frame in slot.channel.receive():
                 self.on_slot_frame(slot, frame)
-        except BlockingIOError:
+        except BlockingIOError:  # no more frames for now
             return
         except ConnectionError:
             # Its process is ending; the zygote says how. Until then there is nothing to read.

@@ -80,7 +80,7 @@ class OutputReader:
                     self.is_closed = True
                     break
                 pieces.append(piece)
-        except BlockingIOError:
+        except BlockingIOError:  # the pipe is empty for now
             pass
         return b"".join(pieces)
 
@@ -97,7 +97,7 @@ class OutputReader:
         self._held = data
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # closed already
             os.close(self.fd)
         self.is_closed = True
 

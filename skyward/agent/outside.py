@@ -88,7 +88,7 @@ def _first_line(process: subprocess.Popen[bytes], order: bytes) -> str:
     """What the agent says once it listens; empty if it does not get so far."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError):  # it has died, and the empty line below says so
         process.stdin.write(order)
         process.stdin.close()
     poll = select.poll()
@@ -100,7 +100,7 @@ def _first_line(process: subprocess.Popen[bytes], order: bytes) -> str:
 def _end_of(process: subprocess.Popen[bytes], log: int) -> str:
     """How one ended, or did not, that never said that it listens."""
     code = None
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs; its log says how far it came
         code = process.wait(_END_LIMIT_S)
     how = f"said nothing for {_START_LIMIT_S:.0f} s"
     if code is not None:
@@ -136,7 +136,7 @@ def _out_of_the_session() -> list[str]:
 def _succeeds(command: list[str]) -> bool:
     try:
         return subprocess.run(command, capture_output=True, timeout=10, check=False, env=_environment()).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired):  # the program is not here or hangs: go without it
         return False
 
 
@@ -154,7 +154,7 @@ def _logind_kills() -> bool:
             timeout=5,
             check=False,
         )
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+    except (FileNotFoundError, subprocess.TimeoutExpired):  # no systemd, or one that hangs: it ends nothing
         return False
     return asked.stdout.split() == [b"b", b"true"]
 
@@ -183,7 +183,7 @@ def _address_of_log_in() -> str:
 def _address_beside(address: ipaddress.IPv6Address) -> str:
     """The IPv4 address of the network card that has this one; empty: there is none."""
     wanted = address.packed.hex()
-    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:  # no IPv6, or not Linux
         for line in file:
             found, *_, name = line.split()
             if found == wanted:
@@ -192,7 +192,7 @@ def _address_beside(address: ipaddress.IPv6Address) -> str:
 
 
 def _address_of_default_route() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):  # no route at all
         probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks the kernel which way it would go (RFC 5737)
         return str(probe.getsockname()[0])
     return ""
@@ -228,7 +228,7 @@ def _kill_all(pid: int) -> None:
     """The watchdog first, for it would see the others end and take its time; then what was below it."""
     below = processes_below(pid)
     for each in (pid, *below):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # ended meanwhile, or not ours
             os.kill(each, signal.SIGKILL)
 
 

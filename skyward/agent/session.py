@@ -199,7 +199,7 @@ class Session:
                 self._on_frame(self, frame)
                 if self.is_closed:
                     return True
-        except BlockingIOError:
+        except BlockingIOError:  # no more frames for now
             return False
         except ChannelClosed:
             self._link_gone()
@@ -312,6 +312,6 @@ class Session:
         self._channel.close()
         self._drop_stripes()
         for fd in self._passed:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # closed already
                 os.close(fd)
         self._on_close(self)

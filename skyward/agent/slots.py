@@ -150,7 +150,7 @@ class Slot:
         try:
             while not self.is_broken:
                 yield from self.channel.receive()
-        except (BlockingIOError, ChannelClosed, InternalError):
+        except (BlockingIOError, ChannelClosed, InternalError):  # nothing more can be understood or will come
             return
 
     def output(self) -> Iterator[tuple[int, int, bytes]]:

@@ -90,7 +90,7 @@ class RankWatch:
         self._taking[slot] = [told]
         os.ftruncate(slot.page_fd, STACKS_AT)
         os.lseek(slot.page_fd, STACKS_AT, os.SEEK_SET)
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended; `_await` finds that
             os.kill(slot.pid, number)
         self._await(slot, STACKS_AT, time.monotonic() + _ANSWER_LIMIT_S)
 
@@ -125,7 +125,7 @@ def _status(pid: int | None) -> dict[str, str]:
     try:
         with open(f"/proc/{pid}/task/{pid}/status") as file:
             return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    except OSError:
+    except OSError:  # it has ended
         return {}
 
 
@@ -133,7 +133,7 @@ def _times_run(pid: int | None) -> int | None:
     status = _status(pid)
     try:
         return int(status["voluntary_ctxt_switches"]) + int(status["nonvoluntary_ctxt_switches"])
-    except KeyError:
+    except KeyError:  # the kernel does not count, or there is no process
         return None
 
 

@@ -91,7 +91,7 @@ class UsageMeter:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except OSError:
+        except OSError:  # it cannot be run: usage of devices is not shown
             return
         assert self._smi.stdout is not None
         os.set_blocking(self._smi.stdout.fileno(), False)
@@ -103,7 +103,7 @@ class UsageMeter:
         assert self._smi.stdout is not None
         try:
             piece = os.read(self._smi.stdout.fileno(), _LONGEST_LINE)
-        except BlockingIOError:
+        except BlockingIOError:  # no new lines
             return
         if not piece:  # it has no driver to ask, or gave up
             self._end_smi(self._smi)
@@ -142,7 +142,7 @@ def memory_of(meminfo: str) -> tuple[float, float]:
     kib = {}
     for line in meminfo.splitlines():
         name, _, rest = line.partition(":")
-        with contextlib.suppress(ValueError, IndexError):
+        with contextlib.suppress(ValueError, IndexError):  # a line without a number
             kib[name] = float(rest.split()[0])
     total = kib.get("MemTotal", 0.0)
     return (total - kib.get("MemAvailable", total)) / _KIB_PER_GIB, total / _KIB_PER_GIB
@@ -169,7 +169,7 @@ def devices_of(csv: str) -> list[dict[str, float]]:
 def _number(cell: str) -> float:
     try:
         return float(cell)
-    except ValueError:
+    except ValueError:  # "[N/A]"
         return 0.0
 
 

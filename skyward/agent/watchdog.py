@@ -109,7 +109,7 @@ def _watch(agent: int, lease: Lease, standby: int) -> int:
     """Until the agent has ended, by itself or because its lease is over or the standby is gone."""
     polled = time.monotonic()
     while True:
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # no children at the moment
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == agent:
@@ -143,9 +143,9 @@ def _kill_children() -> None:
         if not children:
             return
         for pid in children:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):  # all are reaped
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(0.002)
@@ -162,11 +162,11 @@ def _children_of(pid: int) -> list[int]:
 def _stats() -> list[tuple[int, int, int]]:
     """(pid, parent, session) of every process that /proc shows."""
     found = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # not Linux
         for name in os.listdir("/proc"):
             if not name.isdigit():
                 continue
-            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
+            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:  # ended meanwhile
                 # pid (command, which may hold anything) state ppid pgrp session ...
                 fields = file.read().rpartition(b")")[2].split()
                 found.append((int(name), int(fields[1]), int(fields[3])))
@@ -190,8 +190,8 @@ def processes_below(pid: int) -> list[int]:
 
 def kill_session(session: int) -> None:
     """Kill a slot and what it started: a slot leads a session of its own."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has changed its user
         os.killpg(session, signal.SIGKILL)
     for pid in processes_of_session(session):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has changed its user
             os.kill(pid, signal.SIGKILL)

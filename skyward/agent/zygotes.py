@@ -91,7 +91,7 @@ class Zygote:
     def _read(self) -> None:
         try:
             data = self._sock.recv(_PACKET)
-        except BlockingIOError:
+        except BlockingIOError:  # nothing to read after all
             return
         except ConnectionError:
             data = b""
@@ -116,5 +116,5 @@ class Zygote:
 
 def _close_all(fds: list[int]) -> None:
     for fd in fds:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # closed already
             os.close(fd)

@@ -248,7 +248,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
-    except PermissionError:
+    except PermissionError:  # what the user may not read does not travel
         return []
 
 

@@ -92,7 +92,7 @@ def rules_in(folder: str) -> list[Rules]:
     path = os.path.join(folder, ".gitignore")
     try:
         return [_rules_of(path)]
-    except (OSError, UsageError):
+    except (OSError, UsageError):  # no such file, or a stranger's
         return []
 
 
@@ -125,7 +125,7 @@ def _rules_of_git(repository: str) -> list[Rules]:
     """The user's own for all repositories, then those of this one that are in no commit. Source: gitignore(5)."""
     found = []
     for path in (_users_ignore(), os.path.join(_git_folder(repository), "info", "exclude")):
-        with contextlib.suppress(OSError, UsageError):
+        with contextlib.suppress(OSError, UsageError):  # no such file, or a stranger's
             found.append(dataclasses.replace(_rules_of(path), folder=repository))
     return found
 
@@ -141,6 +141,7 @@ def _git_folder(repository: str) -> str:
 
 def _path_in(file: str) -> str:
     """That a file of git's holds, relative to where it lies."""
+    # No such file, or a stranger's: git's folder is the usual one.
     with contextlib.suppress(OSError, UsageError), _opened(file) as text:
         return os.path.normpath(os.path.join(os.path.dirname(file), text.read().removeprefix("gitdir:").strip()))
     return file
@@ -154,7 +155,7 @@ def _opened(path: str) -> TextIO:
 def _users_ignore() -> str:
     folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "git")
     for path in (os.path.expanduser("~/.gitconfig"), os.path.join(folder, "config")):
-        with contextlib.suppress(OSError, UsageError), _opened(path) as file:
+        with contextlib.suppress(OSError, UsageError), _opened(path) as file:  # no such file, or a stranger's
             if said := _EXCLUDES_FILE.search(file.read()):
                 return os.path.expanduser(said[1].strip().strip('"'))
     return os.path.join(folder, "ignore")

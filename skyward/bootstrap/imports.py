@@ -139,7 +139,7 @@ def _imports_of(file: str) -> Iterator[str]:
     try:
         with open(file, "rb") as source:
             statements = ast.parse(source.read()).body
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError):  # what Python cannot read it cannot import either
         return
     for statement in statements:
         if isinstance(statement, ast.Import):

@@ -187,7 +187,7 @@ def _closure(projects: Collection[str]) -> set[str]:
         found.add(project)
         try:
             waiting += [_project(requirement) for requirement in importlib.metadata.requires(project) or ()]
-        except importlib.metadata.PackageNotFoundError:
+        except importlib.metadata.PackageNotFoundError:  # not installed here: its requirements are not known
             continue
     return found
 

@@ -56,7 +56,7 @@ def editable_metadata(path: Iterable[str], roots: Iterable[Root]) -> list[str]:
     found = []
     for entry in dict.fromkeys(path):
         for folder in glob.glob(os.path.join(glob.escape(entry), "*.dist-info")) if is_installed(entry) else ():
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with contextlib.suppress(OSError, ValueError, KeyError):  # not installed from a folder
                 with open(os.path.join(folder, "direct_url.json"), encoding="utf-8") as file:
                     said = json.load(file)
                 project = os.path.realpath(urllib.parse.unquote(urllib.parse.urlsplit(said["url"]).path))

@@ -47,7 +47,7 @@ def client_uv_version() -> str:
 
 
 def _find() -> str | None:
-    with contextlib.suppress(ImportError, FileNotFoundError):
+    with contextlib.suppress(ImportError, FileNotFoundError):  # uv is not a package of this Python
         from uv import find_uv_bin
 
         return str(find_uv_bin())
@@ -107,7 +107,7 @@ def _fetched(uv: ClientUv, triple: str, work: str) -> str | None:
     target = os.path.join(work, "wheel")
     command = [uv.path, "pip", "install", "--quiet", "--no-deps", "--target", target, "--python", sys.executable]
     command += ["--python-platform", triple, "--only-binary", ":all:", f"uv=={uv.version}"]
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    with contextlib.suppress(subprocess.TimeoutExpired):  # no index answers: the node fetches its own
         done = subprocess.run(command, capture_output=True, timeout=_FETCH_LIMIT_S, check=False)
         binary = os.path.join(target, "bin", "uv")
         if done.returncode == 0 and os.path.exists(binary):

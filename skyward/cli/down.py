@@ -75,5 +75,5 @@ def _is_sure(names: list[str]) -> bool:
         return False
     try:
         return input(f"end {', '.join(names)}? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:
+    except EOFError:  # the end of the input is no consent
         return False

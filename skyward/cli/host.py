@@ -71,7 +71,7 @@ def examine_host() -> Host:
 def usable_cores() -> int:
     """Cores that this process may use: its affinity, and the CPU quota of its container where there is one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):  # no such control group
         quota, period = CGROUP_CPU_LIMIT.read_text().split()
         cores = min(cores, max(1, int(quota) // int(period)))  # "max" is no number: no quota
     return cores
@@ -79,18 +79,18 @@ def usable_cores() -> int:
 
 def memory() -> tuple[int | None, int | None]:
     """Total and available memory in bytes."""
-    with suppress(OSError, KeyError, ValueError, IndexError):
+    with suppress(OSError, KeyError, ValueError, IndexError):  # not Linux
         lines = MEMINFO.read_text().splitlines()
         kib = {name: int(rest.split()[0]) for name, _, rest in (x.partition(":") for x in lines)}
         return kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
-    with suppress(AttributeError, OSError, ValueError):
+    with suppress(AttributeError, OSError, ValueError):  # not told here
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), None
     return None, None
 
 
 def memory_limit(total: int | None) -> int | None:
     """The limit of this process's container in bytes, where it is below what the machine has."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):  # no such control group
         limit = int(CGROUP_MEMORY_LIMIT.read_text())
         return limit if total is None or limit < total else None
     return None
@@ -116,7 +116,7 @@ def works(attempt: Callable[[], int]) -> bool:
     """Whether the call gives a descriptor (closed again). Absent from Python, or refused by the kernel: False."""
     try:
         os.close(attempt())
-    except (AttributeError, OSError):
+    except (AttributeError, OSError):  # that is the answer
         return False
     return True
 

@@ -100,7 +100,7 @@ def look_up(requirement: Requirement) -> Package:
 def version_of(name: str) -> str:
     """Of the installed distribution, or of its CPU build, as tensorflow-cpu is of tensorflow; "" where neither is."""
     for candidate in (name, f"{name}-cpu"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
+        with contextlib.suppress(metadata.PackageNotFoundError):  # try the next name
             return metadata.version(candidate)
     return ""
 

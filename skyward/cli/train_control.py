@@ -156,7 +156,7 @@ def _is_sure(job: str) -> bool:
             "y",
             "yes",
         )
-    except EOFError:
+    except EOFError:  # the end of the input is no consent
         return False
 
 

@@ -53,7 +53,7 @@ def mode_here() -> Mode:
         return "plain"  # some give their jobs a terminal, and keep a log of what is written there
     try:
         fd = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):
+    except (AttributeError, OSError, ValueError):  # closed, or a notebook's
         return "plain"
     return "live" if os.isatty(fd) and fits(fd) else "plain"
 

@@ -50,7 +50,7 @@ def fits(fd: int) -> bool:
     """Whether the terminal is large enough to give lines away."""
     try:
         size = os.get_terminal_size(fd)
-    except OSError:
+    except OSError:  # no terminal
         return False
     return size.lines >= _LEAST_ROWS and size.columns >= _LEAST_COLUMNS
 
@@ -115,7 +115,7 @@ class Terminal:
             try:
                 self._paint(parts)
             except Exception:  # a bug of ours, or a terminal that is gone, must cost nobody more than the view
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # the terminal is gone
                     self._give_back()
                 with self._changed:
                     self._parts.clear()
@@ -215,7 +215,7 @@ class Terminal:
         self._changed = threading.Condition()
         guard, self._guard = self._guard, None
         if guard is not None and guard.stdin is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # closed already
                 os.close(guard.stdin.fileno())  # else the end of the parent would not be seen
 
 
@@ -229,13 +229,13 @@ def _start_guard(fd: int) -> subprocess.Popen[bytes] | None:
             cwd="/",
             start_new_session=True,  # a Ctrl-C, or a kill of our process group, is not for it
         )
-    except OSError:
+    except OSError:  # no process to be had: the terminal is given back by this one alone
         return None
 
 
 def _end_guard(guard: subprocess.Popen[bytes]) -> None:
     assert guard.stdin is not None
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it has died already
         guard.stdin.write(b"done\n")
         guard.stdin.close()
     try:

@@ -79,6 +79,7 @@ def _host_keys(host: Host, deadline: float, stop: threading.Event) -> tuple[str,
 
 
 def _answers(address: str) -> bool:
+    # It does not answer yet.
     with contextlib.suppress(OSError), socket.create_connection((address, _PORT), timeout=_PROBE_S):
         return True
     return False

@@ -223,7 +223,7 @@ def _end_of(process: subprocess.Popen[bytes]) -> str:
     """How one ended that closed its output."""
     try:
         code = process.wait(_END_LIMIT_S)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired:  # said by what is returned
         return "closed its output and did not start"
     if code < 0:
         return f"was killed by {signal.Signals(-code).name} while it started"
@@ -240,7 +240,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     below = processes_below(process.pid)
     process.kill()
     for pid in below:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
@@ -274,6 +274,6 @@ def _answers(socket_path: str) -> bool:
         probe.settimeout(2)
         try:
             probe.connect(socket_path)
-        except OSError:
+        except OSError:  # nobody listens
             return False
     return True

@@ -227,7 +227,7 @@ def _host(host: object) -> SSHHost:
 def _is_ipv6(address: str) -> bool:
     try:
         ipaddress.IPv6Address(address)
-    except ValueError:
+    except ValueError:  # that is the answer
         return False
     return True
 

@@ -50,7 +50,7 @@ def serve(handler: Handler) -> bool:
             return True
         try:
             answering = _Answering(call.agent, call.task, handler)
-        except OSError:
+        except OSError:  # no connection to be had: nobody can ask this call
             return False
         _open[call.task] = answering
     answering.start()
@@ -91,7 +91,7 @@ class _Answering:
 
     def start(self) -> None:
         hello = {"version": PROTOCOL_VERSION, "role": "task", "task": self._task, "pid": os.getpid()}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the agent is gone, and ends this process
             self._link.send(Kind.HELLO, body=json.dumps(hello).encode())
         self._thread.start()
 
@@ -110,13 +110,13 @@ class _Answering:
                     frame = self._link.receive()
                     if frame.kind == Kind.ASK:
                         self._answer(frame.body[:QUESTION_NUMBER], frame.body[QUESTION_NUMBER:])
-            except (ChannelClosed, OSError):
+            except (ChannelClosed, OSError):  # the call has ended, or the agent is gone
                 return
 
     def _answer(self, number: bytes, question: bytes) -> None:
         def reply(answer: bytes) -> None:
             fits = len(answer) <= INLINE_LIMIT
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the agent is gone, and ends this process
                 self._link.send(Kind.ANSWER, self._task, number + (answer if fits else b""), lane=0 if fits else 3)
             ended()
 

@@ -48,7 +48,7 @@ class LaneInbox:
         while True:
             try:
                 yield self._told(self.frames.get_nowait())
-            except queue.Empty:
+            except queue.Empty:  # no more frames for now
                 return
 
     def _told(self, arrived: Arrived) -> Arrived:
@@ -66,7 +66,7 @@ def serve_threads(slot: Slot, page: memoryview) -> None:
     def serve_lane(lane: int) -> None:
         try:
             _run_tasks(slot, tasks, running, lane, LaneGuard(page, lane), streams)
-        except ChannelClosed:
+        except ChannelClosed:  # the agent is gone, and ends this process
             return
         except BaseException:  # the end of a task could not be told: that of the process will be
             traceback.print_exc()

@@ -82,7 +82,7 @@ class Link:
         try:
             while True:
                 self._read.extend(receive(self._sock, self._parser, socket.MSG_DONTWAIT))
-        except BlockingIOError:
+        except BlockingIOError:  # no more frames for now
             pass
         while self._read:
             yield self._read.popleft()
@@ -124,5 +124,5 @@ class Line:
             self._sock.sendall(pack(kind, ident, payload.with_elapsed(elapsed_ns)))
 
     def _say_elsewhere(self, ident: int) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError):  # the client went away; the agent ends us next
             self._sock.sendall(pack(Kind.ELSEWHERE, ident))

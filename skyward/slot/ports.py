@@ -85,7 +85,7 @@ class PortLocks:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((self._address, port))
-            except OSError:
+            except OSError:  # taken
                 return False
         return True
 

@@ -38,7 +38,7 @@ class Shelf:
         """The numbers of all that the slot has not claimed, oldest first: it will never begin them."""
         try:
             numbers = os.read(self._reads, _ALL)
-        except BlockingIOError:
+        except BlockingIOError:  # all are claimed
             return []
         return [int.from_bytes(numbers[at : at + _NUMBER], "little") for at in range(0, len(numbers), _NUMBER)]
 
@@ -64,7 +64,7 @@ class Claims:
         if not self._number:
             try:
                 self._number = int.from_bytes(os.read(self._fd, _NUMBER), "little")
-            except BlockingIOError:
+            except BlockingIOError:  # it was taken back
                 return False
         if self._number != number:  # that of a later one: this one was taken back before that was put there
             return False

@@ -106,7 +106,7 @@ def _serve_both(slot: Slot, line: Line, inbox: _DirectInbox, run: Callable[..., 
             if len(ready) == 1 and ready[0][0] != agent:
                 try:
                     frames = line.receive()
-                except ChannelClosed:
+                except ChannelClosed:  # the client is gone; the agent decides what follows
                     return
                 for frame in frames:
                     if frame.kind == Kind.TASK:
@@ -154,5 +154,5 @@ def serve(
 
 def _volunteer_for_the_oom_killer() -> None:
     """When memory runs out, a slot dies before the agent that must report it."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # not Linux, or not allowed
         file.write("800")

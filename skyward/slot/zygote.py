@@ -165,7 +165,7 @@ def _loop(sock: socket.socket, config: ZygoteConfig) -> None:
     while True:
         for fd, _ in poll.poll():
             if fd == wake_read:
-                with contextlib.suppress(BlockingIOError):
+                with contextlib.suppress(BlockingIOError):  # emptied already
                     os.read(wake_read, 4096)
                 continue
             order, fds = receive_order(sock)
@@ -195,7 +195,7 @@ def _report_exits(sock: socket.socket, made: set[int]) -> bool:
 def _kill_orphans(made: set[int]) -> None:
     """Each that dies leaves its children to us, and is an exit that brings us here again."""
     for pid in _children() - made:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has changed its user
             os.kill(pid, signal.SIGKILL)
 
 
@@ -265,7 +265,7 @@ def _fork_here(sock: socket.socket, order: ForkOrder, fds: list[int], config: Zy
 
 def _exit(code: int) -> NoReturn:
     """End now, whatever threads the user's code has left behind."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # a stream of the user's may raise anything, and the process ends in any case
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

@@ -123,12 +123,12 @@ def run_process(
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or has changed its user
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # what was not written is lost with the process
                 pipe.close()
 
 
@@ -145,7 +145,7 @@ class _Source:
             self._rest = memoryview(self._file.read(_PIECE))
         if not self._rest:
             return False
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):  # the pipe is full; poll says when it is not
             self._rest = self._rest[os.write(fd, self._rest[:_PIECE]) :]
         return True
 
@@ -182,7 +182,7 @@ class _Run:
 
     def _step(self) -> None:
         if not self._is_open:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the caller looks at its deadline between two steps
                 self._process.wait(_LOOK_S)
             return
         for key, _ in self._selector.select(_LOOK_S):
@@ -205,7 +205,7 @@ def _serve(key: selectors.SelectorKey) -> bool:
         if isinstance(key.data, _Source):
             return key.data.write_to(key.fd)
         piece = os.read(key.fd, _PIECE)
-    except BlockingIOError:
+    except BlockingIOError:  # nothing to read after all
         return True
     except OSError:  # nobody reads it any more
         return False

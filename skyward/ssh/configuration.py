@@ -39,7 +39,7 @@ def _read(path: str, host: str, lines: list[str], depth: int = 0) -> None:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             texts = file.read().splitlines()
-    except OSError:
+    except OSError:  # OpenSSH passes over what it cannot read
         return
     section = lines[-1] if depth else _ANY
     for text in texts:

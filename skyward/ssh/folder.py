@@ -30,6 +30,7 @@ def close_folder(folder: str, pid_of: Callable[[], int]) -> None:
     Whoever makes the connection anew at this very time is waited for, for a moment: what he starts is ended too.
     """
     with contextlib.ExitStack() as held:
+        # Another one holds it for too long, or the folder is gone.
         with contextlib.suppress(TimeoutError, FileNotFoundError):
             held.enter_context(locked(folder, timeout_s=_END_S))
         _end_process(folder, pid_of())
@@ -55,7 +56,7 @@ def collect_garbage(root: str = "") -> list[str]:
     now = os.stat(root).st_mtime
     for name in os.listdir(root):
         path = os.path.join(root, name)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # removed meanwhile by another process
             # Not by its socket: that of a process that was killed stays.
             is_used = _has_owner(path) or _is_of(path, _recorded(path))
             if not is_used and now - os.stat(path).st_mtime > _OLD_S:
@@ -70,7 +71,7 @@ def _has_owner(folder: str) -> bool:
     try:
         with open(os.path.join(folder, _OWNER)) as file:
             os.kill(int(file.read()), 0)
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # no such process, or none was recorded
         return False
     return True
 
@@ -107,7 +108,7 @@ def record_process(folder: str, pid: int) -> None:
         with open(os.path.join(folder, "pid"), "w") as file:
             file.write(str(pid))
     except FileNotFoundError:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
             os.kill(pid, signal.SIGKILL)
         raise
 
@@ -116,7 +117,7 @@ def kill_process(folder: str) -> None:
     """The one that was recorded, at once, if it is still there."""
     pid = _recorded(folder)
     if pid and _is_of(folder, pid):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
             os.kill(pid, signal.SIGKILL)
 
 
@@ -125,7 +126,7 @@ def _end_process(folder: str, pid: int) -> None:
     pid = pid or _recorded(folder)
     if not pid or not _is_of(folder, pid):
         return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
         os.kill(pid, signal.SIGTERM)
         if not _has_gone(folder, pid, _END_S):
             os.kill(pid, signal.SIGKILL)
@@ -142,7 +143,7 @@ def _has_gone(folder: str, pid: int, limit_s: float) -> bool:
 
 
 def _recorded(folder: str) -> int:
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "pid")) as file:
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "pid")) as file:  # no process was recorded
         return int(file.read())
     return 0
 

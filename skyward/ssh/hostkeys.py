@@ -18,7 +18,7 @@ def fingerprint(key: str) -> str:
     words = key.split()
     try:
         blob = base64.b64decode(words[1] if len(words) > 1 else words[0], validate=True)
-    except (binascii.Error, IndexError):
+    except (binascii.Error, IndexError):  # no key
         return ""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 

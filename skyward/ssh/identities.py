@@ -124,6 +124,7 @@ class Identities:
 def _public(path: str) -> bytes:
     """The public half of the key in a file, which is in clear also where there is a passphrase; empty: not known."""
     for name in (path, f"{path}.pub"):
+        # No key, or of an unknown format: try the next file.
         with contextlib.suppress(OSError, UnicodeDecodeError, binascii.Error, struct.error, IndexError):
             with open(name, encoding="ascii") as file:
                 text = file.read()

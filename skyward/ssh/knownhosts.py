@@ -44,7 +44,7 @@ def _lines_of(file: str, name: str) -> Iterator[KnownKey]:
     try:
         with open(file, encoding="utf-8", errors="replace") as lines:
             texts = lines.read().splitlines()
-    except OSError:
+    except OSError:  # no such file: it knows no host
         return
     for number, text in enumerate(texts, 1):
         words = text.split()
@@ -69,6 +69,6 @@ def _fits(pattern: str, name: str) -> bool:
         return fnmatch.fnmatchcase(name, re.sub(r"\[", "[[]", pattern))  # only * and ? mean something
     try:
         salt, digest = (base64.b64decode(part) for part in pattern[3:].split("|"))
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError):  # a damaged line matches nothing
         return False
     return hmac.compare_digest(hmac.new(salt, name.encode(), hashlib.sha1).digest(), digest)

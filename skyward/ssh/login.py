@@ -51,6 +51,7 @@ class Login:
         """Ask the machine for an answer, and wait for it, which may be for ever. Its arrival counts as heard."""
         transport = self._clients[0].get_transport()
         if transport is not None:
+            # `is_active` says that the connection is gone.
             with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
                 transport.global_request("keepalive@openssh.com", wait=True)
 
@@ -59,7 +60,7 @@ class Login:
         for client in self._clients:
             transport = client.get_transport()
             if transport is not None and transport.is_active():
-                with contextlib.suppress(paramiko.ChannelException):
+                with contextlib.suppress(paramiko.ChannelException):  # this connection is full
                     return transport.open_session(timeout=self.target.connect_timeout_s)
         try:
             client = self._connected(self.target, 0)

@@ -94,7 +94,7 @@ class Master:
                 timeout=_CHECK_S,
                 check=False,
             )
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired:  # a master that hangs is none
             return 0
         found = re.search(rb"pid=(\d+)", done.stderr)
         return int(found[1]) if found and not done.returncode else 0
@@ -102,7 +102,7 @@ class Master:
     def _clear(self) -> None:
         """What is left of a master that does not answer: its process may hang, its socket may lie there."""
         kill_process(self.folder)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # there is none
             os.unlink(self._socket)
 
     def _start(self, stop: threading.Event | None, limit_s: float) -> None:
@@ -171,7 +171,7 @@ class Master:
         argv = self._alone("-o", "PreferredAuthentications=none")
         try:
             done = run_process(argv, timeout_s=self.target.connect_timeout_s, stop=stop)
-        except TimeoutError:
+        except TimeoutError:  # the advice lacks what the machine says, no more
             return ""
         lines = done.error_text.splitlines()
         return "\n".join(line for line in lines if not _FROM_BEYOND.search(line) and "UNKNOWN port" not in line)
@@ -195,10 +195,10 @@ class Master:
         try:
             with open(file) as lines:
                 return [line for line in lines if line.strip()]
-        except FileNotFoundError:
+        except FileNotFoundError:  # ssh wrote no key: none came
             return []
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # ssh wrote no key
                 os.unlink(file)
 
     def _users_known_hosts(self) -> str:

@@ -61,7 +61,7 @@ class ParamikoHolder:
             with locked(self.folder, timeout_s=2 * limit_s):
                 if not self._pid():
                     kill_process(self.folder)
-                    with contextlib.suppress(FileNotFoundError):
+                    with contextlib.suppress(FileNotFoundError):  # there is none
                         os.unlink(self.socket_path)
                     self._start(stop, limit_s)
         except TimeoutError as error:
@@ -99,7 +99,7 @@ class ParamikoHolder:
                 send(sock, {})
                 answer, _ = receive(sock)
                 return int(answer.get("pid", 0))
-        except (OSError, EOFError):
+        except (OSError, EOFError):  # a holder that does not answer is none
             return 0
 
 
@@ -147,10 +147,10 @@ def _run(holder: ParamikoHolder, command: str) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             try:
                 sock.connect(holder.socket_path)
-            except OSError as error:
+            except OSError as error:  # said by what is returned
                 return {"error": str(error), "has_begun": False}
             send(sock, {"command": command}, (0, 1, 2))
             answer, _ = receive(sock)
             return answer
-    except (OSError, EOFError):
+    except (OSError, EOFError):  # said by what is returned
         return {"error": "the connection was lost"}

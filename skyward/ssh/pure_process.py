@@ -79,13 +79,13 @@ class _Server:
         threading.Thread(target=self._keep_alive, daemon=True).start()
         self._listener.settimeout(_LOOK_S)
         while self._login.is_active and not self._is_idle():
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError):  # nobody came; look again at the login
                 user, _ = self._listener.accept()
                 threading.Thread(target=self._serve, args=(user,), daemon=True).start()
         self._leave()
 
     def _leave(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # removed by who took its place
             os.unlink(self._path)
         self._login.close()
         os._exit(0)
@@ -162,14 +162,14 @@ class _Session:
         code = channel.recv_exit_status()
         channel.close()
         pumps[0].join()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the user has left
             send(self._user, {"code": code} if code >= 0 else {"error": "the connection was lost"})
             self._user.shutdown(socket.SHUT_RDWR)
         watch.join()
 
     def _watch(self) -> None:
         """A user that is killed ends the command's input, and nobody reads its output."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the user has left
             self._user.recv(1)
         self._channel.close()
 
@@ -183,7 +183,7 @@ class _Session:
                     continue
                 try:
                     piece = os.read(fd, _PIECE)
-                except BlockingIOError:
+                except BlockingIOError:  # nothing to read after all
                     continue
                 if not piece:
                     break
@@ -191,7 +191,7 @@ class _Session:
         except OSError:
             return  # the command does not read any more
         finally:
-            with contextlib.suppress(OSError, EOFError):
+            with contextlib.suppress(OSError, EOFError):  # the connection is gone, and its input with it
                 channel.shutdown_write()
 
     def _down(self, receive_piece: object, fd: int) -> None:

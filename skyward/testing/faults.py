@@ -104,7 +104,7 @@ def _living_parent(pid: int) -> int | None:
     try:
         with open(f"/proc/{pid}/status") as file:
             status = dict(line.split(":\t", 1) for line in file if ":\t" in line)
-    except OSError:
+    except OSError:  # no such process
         return None
     return None if status["State"].startswith("Z") else int(status["PPid"])
 
@@ -113,14 +113,14 @@ def _send(pid: int, number: int, *, is_still: Callable[[], bool]) -> None:
     """The signal, to the process that was found and to no other that got its number since; SIGKILL is waited for."""
     try:
         descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
+    except ProcessLookupError:  # it has ended by itself
         return
     try:
         if is_still():
             signal.pidfd_send_signal(descriptor, number)
             if number == signal.SIGKILL:
                 select.select([descriptor], [], [], _DEATH_LIMIT_S)
-    except ProcessLookupError:
+    except ProcessLookupError:  # it has ended by itself
         return
     finally:
         os.close(descriptor)

@@ -156,7 +156,7 @@ class Blob:
         Where there is no descriptor or no room for a file, the copy stays in memory until it is sent.
         """
         if has_room_for_files():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # no descriptor or no room after all
                 return cls._filed(data)
         loaded = bytearray(data)
         return cls(blob_digest(memoryview(loaded)), data.nbytes, -1, loaded)
@@ -196,7 +196,7 @@ class BlobWriter:
         self._hasher = xxhash.xxh3_128() if is_named_by_content else None
         self._piece = xxhash.xxh3_128()
         self._fd = -1
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # no descriptor or no room: the bytes stay in memory
             self._fd = _new_file("blob")
 
     @property

@@ -142,7 +142,7 @@ class Channel:
                     self._send_from(lane)
                     while self._partial is not None:
                         self._sent(self._partial, self.sock.send(self._partial))
-        except BlockingIOError:
+        except BlockingIOError:  # the socket is full; the rest goes when it is not
             return False
         except ConnectionError as error:
             raise ChannelClosed(str(error)) from error

@@ -158,6 +158,6 @@ class Stripes(Ends):
 
     def _close_descriptors(self) -> None:
         self.read_fd = self.write_fd = -1
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # closed already
             self._readable.close()
             self._writable.close()

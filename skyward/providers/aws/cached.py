@@ -59,7 +59,7 @@ def _read(path: str) -> Kept | None:
         with open(path, encoding="utf-8") as file:
             kept = json.load(file)
         return Kept(value=kept["value"], at=float(kept["at"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):  # not kept, or by another version: ask again
         return None
 
 

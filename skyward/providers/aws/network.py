@@ -252,7 +252,7 @@ class Network:
     def _removed(self, operation: str, parameters: dict[str, Any], name: str) -> list[str]:
         try:
             self._make(operation, parameters)
-        except NotThere:
+        except NotThere:  # gone already
             return []
         except ProviderError as error:
             if error.code in _IN_USE:
