@@ -25,14 +25,7 @@ VALUES = (
     "topology",
 )
 
-KNOWN_CIRCLES: tuple[frozenset[str], ...] = (
-    frozenset({"config", "executor", "pool", "replacing", "targets"}),
-    frozenset(
-        f"providers.aws.{name}" for name in ("ec2", "images", "network", "offers", "prices", "provider", "types")
-    ),
-    frozenset({"training.evaluation.timeline", "training.evaluation.timeline_page"}),
-    frozenset({"training.sakura.lightning", "training.sakura.trainer"}),
-)
+KNOWN_CIRCLES: tuple[frozenset[str], ...] = (frozenset({"pool", "targets"}),)
 """Circles that are still being removed. This tuple only ever gets shorter."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ...errors import ProviderError
 from ...machine import Offer, PoolSpec
@@ -15,9 +15,7 @@ from .failures import NotThere, NotYet, translated
 from .images import image_for
 from .network import Network
 from .offers import offers
-
-if TYPE_CHECKING:
-    from .provider import AWS
+from .settings import Ec2Settings
 
 __all__ = ["Ec2"]
 
@@ -55,7 +53,7 @@ class Ec2:
     settle_s: ClassVar[float] = 60.0
     notices: ClassVar[str] = _NOTICES
 
-    def __init__(self, config: AWS) -> None:
+    def __init__(self, config: Ec2Settings) -> None:
         self._aws = config
         self._clients = clients(config.region, config.profile, config.endpoint_url)
 
@@ -159,7 +157,7 @@ class Ec2:
         return parameters
 
 
-def _names_ours(error: NotThere, parameters: Mapping[str, Any], aws: AWS) -> bool:
+def _names_ours(error: NotThere, parameters: Mapping[str, Any], aws: Ec2Settings) -> bool:
     """Whether what EC2 does not find is what `prepare` has just made, and not what the user has named."""
     made = [parameters["KeyName"]]
     if not aws.security_group_id:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...accelerators import Accelerator
 from ...errors import ProviderError
 from ...machine import Offer
 from .clients import Clients, clients
 from .failures import translated
-
-if TYPE_CHECKING:
-    from .provider import AWS
+from .settings import Ec2Settings
 
 __all__ = ["BootImage", "image_for"]
 
@@ -42,7 +39,7 @@ class _Wanted:
     name: str = ""
 
 
-def has_driver(aws: AWS, accelerator: Accelerator) -> bool:
+def has_driver(aws: Ec2Settings, accelerator: Accelerator) -> bool:
     """Whether the image that a machine with these devices boots has the driver that they need."""
     if aws.ami:
         return True
@@ -50,7 +47,7 @@ def has_driver(aws: AWS, accelerator: Accelerator) -> bool:
     return aws.system == "ubuntu" and vendor in ("nvidia", "aws") and accelerator.name not in _TOO_OLD
 
 
-def image_for(api: Clients, aws: AWS, offer: Offer) -> BootImage:
+def image_for(api: Clients, aws: Ec2Settings, offer: Offer) -> BootImage:
     """That of the configuration, or the current one of its system for the offer's processor and devices.
 
     Raises ProviderError when there is none: then `AWS(ami=...)` must name one.
@@ -61,7 +58,7 @@ def image_for(api: Clients, aws: AWS, offer: Offer) -> BootImage:
     return _found(aws.region, aws.profile, aws.endpoint_url, wanted)
 
 
-def _wanted(aws: AWS, offer: Offer) -> _Wanted:
+def _wanted(aws: Ec2Settings, offer: Offer) -> _Wanted:
     arch = "arm64" if offer.architecture == "arm64" else "amd64"
     vendor = offer.accelerator.metadata.get("vendor") if offer.accelerator is not None else None
     release = aws.ubuntu_version

@@ -10,16 +10,14 @@ import ipaddress
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import NoCapacity, ProviderError, UsageError
 from ..rented import JOURNAL_TAG, ApiCall, Request
 from .clients import Clients, clients
 from .failures import NotThere, NotYet, soon_there, translated
+from .settings import Ec2Settings
 from .types import has_efa
-
-if TYPE_CHECKING:
-    from .provider import AWS
 
 __all__ = ["Network", "subnet_zone"]
 
@@ -32,7 +30,7 @@ _IN_USE = ("DependencyViolation", "InvalidGroup.InUse", "InvalidPlacementGroup.I
 class Network:
     """Of one account and region; keeps nothing."""
 
-    def __init__(self, api: Clients, aws: AWS) -> None:
+    def __init__(self, api: Clients, aws: Ec2Settings) -> None:
         self._api = api
         self._aws = aws
 
@@ -261,7 +259,7 @@ class Network:
         return []
 
 
-def subnet_zone(aws: AWS) -> str:
+def subnet_zone(aws: Ec2Settings) -> str:
     """The zone of the subnet that the configuration names. Raises UsageError if there is none of that name."""
     assert aws.subnet_id is not None
     return _zone_of_subnet(aws.region, aws.profile, aws.endpoint_url, aws.subnet_id)

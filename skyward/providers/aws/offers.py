@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ...accelerators import Accelerator
 from ...errors import NoCapacity, UsageError
 from ...machine import Offer, PoolSpec
@@ -11,10 +9,8 @@ from .clients import Clients
 from .images import has_driver
 from .network import subnet_zone
 from .prices import on_demand_prices, spot_prices
+from .settings import Ec2Settings
 from .types import InstanceType, instance_types
-
-if TYPE_CHECKING:
-    from .provider import AWS
 
 __all__ = ["offers"]
 
@@ -24,7 +20,7 @@ _MAX_TYPES = 60
 """So many types are offered at most, the cheapest: nobody tries more, and spot prices are asked for each."""
 
 
-def offers(api: Clients, aws: AWS, spec: PoolSpec) -> list[Offer]:
+def offers(api: Clients, aws: Ec2Settings, spec: PoolSpec) -> list[Offer]:
     """One for each type, zone and kind of rent; in any order."""
     known = instance_types(api, aws)
     unknown = set(aws.instance_types) - {t.name for t in known}
@@ -54,7 +50,7 @@ def offers(api: Clients, aws: AWS, spec: PoolSpec) -> list[Offer]:
     return [o for o in found if aws.max_price is None or o.price_usd_per_hour <= aws.max_price]
 
 
-def _spot_offers(api: Clients, aws: AWS, types: list[InstanceType], zones: _Zones) -> list[Offer]:
+def _spot_offers(api: Clients, aws: Ec2Settings, types: list[InstanceType], zones: _Zones) -> list[Offer]:
     by_name = {t.name: t for t in types if t.has_spot}
     if not by_name:
         return []
@@ -65,7 +61,7 @@ def _spot_offers(api: Clients, aws: AWS, types: list[InstanceType], zones: _Zone
     ]
 
 
-def _offer(aws: AWS, kind: InstanceType, zone: str, price: float, source: str, *, is_spot: bool) -> Offer:
+def _offer(aws: Ec2Settings, kind: InstanceType, zone: str, price: float, source: str, *, is_spot: bool) -> Offer:
     if extra := kind.credits_usd_per_hour:
         source += f", and {extra:g} for the CPU credits of an hour at full load"
     return Offer(
@@ -86,7 +82,7 @@ def _offer(aws: AWS, kind: InstanceType, zone: str, price: float, source: str, *
 class _Zones:
     """Those in which a type may be: where it is offered, where the configuration allows it, where its subnet is."""
 
-    def __init__(self, aws: AWS, of_subnet: str | None) -> None:
+    def __init__(self, aws: Ec2Settings, of_subnet: str | None) -> None:
         self._aws = aws
         self._of_subnet = of_subnet
         if of_subnet is not None and aws.zones and of_subnet not in aws.zones:
@@ -102,7 +98,7 @@ class _Zones:
         return [z for z in kind.zones if (z in aws.zones if aws.zones else len(z) == len(aws.region) + 1)]
 
 
-def _fits(kind: InstanceType, spec: PoolSpec, aws: AWS) -> bool:
+def _fits(kind: InstanceType, spec: PoolSpec, aws: Ec2Settings) -> bool:
     if aws.instance_types and kind.name not in aws.instance_types:
         return False
     if aws.exclude_burstable and kind.is_burstable:
@@ -115,7 +111,7 @@ def _fits(kind: InstanceType, spec: PoolSpec, aws: AWS) -> bool:
     )
 
 
-def _usual(kind: InstanceType, spec: PoolSpec, aws: AWS) -> str:
+def _usual(kind: InstanceType, spec: PoolSpec, aws: Ec2Settings) -> str:
     """The architecture where none was asked for: that of most wheels, unless the machine was asked for otherwise."""
     return kind.architecture if aws.instance_types or spec.accelerator is not None else "x86_64"
 

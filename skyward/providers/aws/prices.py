@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import ProviderError
 from . import price_table
 from .cached import cached
 from .clients import Clients
 from .failures import translated
-
-if TYPE_CHECKING:
-    from .provider import AWS
+from .settings import Ec2Settings
 
 __all__ = ["on_demand_prices", "spot_prices"]
 
@@ -24,7 +22,7 @@ _FEW = 12
 _SPOT_KINDS = frozenset({"Linux/UNIX", "Linux/UNIX (Amazon VPC)"})
 
 
-def on_demand_prices(api: Clients, aws: AWS, types: Sequence[str]) -> dict[str, tuple[float, str]]:
+def on_demand_prices(api: Clients, aws: Ec2Settings, types: Sequence[str]) -> dict[str, tuple[float, str]]:
     """By type: USD per hour, and where that is from. Those whose price nobody knows are not in it."""
     asked = sorted(types) if len(types) <= _FEW else []
     key = f"prices-{aws.region}" + "".join(f"-{name}" for name in asked) + ("-test" if aws.endpoint_url else "")

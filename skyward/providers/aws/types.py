@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ...accelerators import Accelerator
 from ...errors import UsageError
 from .cached import cached
 from .clients import Clients, clients
 from .failures import translated
-
-if TYPE_CHECKING:
-    from .provider import AWS
+from .settings import Ec2Settings
 
 __all__ = ["InstanceType", "has_efa", "instance_types"]
 
@@ -59,14 +57,14 @@ class InstanceType:
         return round(_CREDITS_USD.get(family, 0.0) * self.vcpus * share, 6)
 
 
-def instance_types(api: Clients, aws: AWS) -> list[InstanceType]:
+def instance_types(api: Clients, aws: Ec2Settings) -> list[InstanceType]:
     """All of the region that we can boot: no bare metal, no Macs. One that cannot be read is left out."""
     key = f"types-2-{aws.region}" + ("-test" if aws.endpoint_url else "")
     facts: dict[str, Any] = cached(key, _MAX_AGE_S, lambda: _fetched(api)).value
     return [made for name in facts if (made := _made(name, facts[name])) is not None]
 
 
-def has_efa(aws: AWS, name: str) -> bool:
+def has_efa(aws: Ec2Settings, name: str) -> bool:
     """Whether the type has an Elastic Fabric Adapter."""
     api = clients(aws.region, aws.profile, aws.endpoint_url)
     found = [t for t in instance_types(api, aws) if t.name == name]

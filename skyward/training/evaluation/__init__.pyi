@@ -14,8 +14,8 @@ from .load import load_weights as load_weights
 from .members import WorkerState as WorkerState
 from .ranks import submit_model as submit_model
 from .records import EvaluationRecord as EvaluationRecord
+from .spans import TimelineSummary as TimelineSummary
 from .state import is_sharded as is_sharded
 from .state import model_state as model_state
 from .state import sends_parts as sends_parts
 from .timeline import Timeline as Timeline
-from .timeline import TimelineSummary as TimelineSummary

@@ -6,67 +6,20 @@ import json
 import os
 import threading
 import time
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from .spans import OURS, QUEUE, SNAPSHOT, TRAINING, TRANSFER, WAIT, Span, TimelineSummary, rows_of, summary_of
+
 __all__ = ["QUEUE", "SNAPSHOT", "TRAINING", "TRANSFER", "WAIT", "Span", "Timeline", "TimelineSummary"]
 
-TRAINING, SNAPSHOT, TRANSFER, QUEUE = "training", "snapshot", "transfer", "queue"
-"""Training, what it stands still for, and what evaluations go through on their way. Every other track is a worker, by
-its name."""
-OURS = (TRAINING, SNAPSHOT, TRANSFER, QUEUE)
-WAIT = "wait"
-"""The name of a span in the training track in which training waits for an evaluation."""
 MOST_TRACKS = 128
 OTHERS = "other workers"
 LONGEST_TEXT = 300
 """Characters of a text in a span's args."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
-    """Something that took from `start_s` to `end_s`, seconds since 1970. Plain values in `args`."""
-
-    track: str
-    name: str
-    start_s: float
-    end_s: float
-    args: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def duration_s(self) -> float:
-        return self.end_s - self.start_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimelineSummary:
-    """Seconds, of the spans that are kept."""
-
-    wall_s: float = 0.0
-    """From the first begin to the last end."""
-    snapshot_s: float = 0.0
-    """In which training stood still for a copy of its weights."""
-    waited_s: float = 0.0
-    """In which training waited for evaluations."""
-    evaluation_s: float = 0.0
-    """Of all workers together."""
-    hidden_s: float = 0.0
-    """Of `evaluation_s`, what training spent training."""
-    snapshots: int = 0
-    evaluations: int = 0
-    busy_s: dict[str, float] = field(default_factory=dict)
-    """By worker: in which it had at least one evaluation."""
-
-    @property
-    def stood_still_s(self) -> float:
-        """In which training did not train: copies and waits."""
-        return self.snapshot_s + self.waited_s
 
 
 class Timeline:
@@ -127,26 +80,7 @@ class Timeline:
 
     def summary(self) -> TimelineSummary:
         """How long training waited, and how much of the evaluations it did not notice."""
-        tracks = self.tracks()
-        spans = [span for each in tracks.values() for span in each]
-        if not spans:
-            return TimelineSummary()
-        training = tracks.get(TRAINING, [])
-        waits = _union(span for span in training if span.name == WAIT)
-        snapshots = _union(tracks.get(SNAPSHOT, ()))
-        trained = _Covered(_without(_union(each for each in training if each.name != WAIT), [*waits, *snapshots]))
-        workers = {name: each for name, each in tracks.items() if name not in OURS}
-        evaluations = [span for each in workers.values() for span in each]
-        return TimelineSummary(
-            wall_s=max(each.end_s for each in spans) - min(each.start_s for each in spans),
-            snapshot_s=_length(snapshots),
-            waited_s=_length(waits),
-            evaluation_s=sum(each.duration_s for each in evaluations),
-            hidden_s=sum(trained.before(each.end_s) - trained.before(each.start_s) for each in evaluations),
-            snapshots=len(tracks.get(SNAPSHOT, ())),
-            evaluations=len(evaluations),
-            busy_s={name: _length(_union(each)) for name, each in workers.items()},
-        )
+        return summary_of(self.tracks())
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> Path:
         """Writes it for chrome://tracing and Perfetto, and gives the path. Raises: OSError."""
@@ -181,21 +115,10 @@ class Timeline:
 
         Raises: OSError.
         """
-        from .timeline_page import page_of
+        from .timeline_page import page_of  # with its CSS and scripts: only where a page is written
 
-        return _write(path, page_of(self, title=title))
-
-
-def rows_of(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans, by begin, in as few rows as have no two that overlap."""
-    rows: list[list[Span]] = []
-    for span in spans:
-        free = next((row for row in rows if row[-1].end_s <= span.start_s), None)
-        if free is None:
-            rows.append([span])
-        else:
-            free.append(span)
-    return rows
+        page = page_of(self.tracks(), dropped=self.dropped, title=title)
+        return _write(path, page)
 
 
 def _plain(value: Any) -> Any:
@@ -205,62 +128,6 @@ def _plain(value: Any) -> Any:
         return value if value - value == 0.0 else str(value)  # JSON has no infinities
     text = str(value)
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
-
-
-_Interval = tuple[float, float]
-
-
-def _union(spans: Iterable[Span]) -> list[_Interval]:
-    return _merged((each.start_s, each.end_s) for each in spans)
-
-
-def _merged(intervals: Iterable[_Interval]) -> list[_Interval]:
-    found: list[_Interval] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
-
-
-def _length(intervals: Iterable[_Interval]) -> float:
-    return sum(end - start for start, end in intervals)
-
-
-def _without(intervals: Iterable[_Interval], others: Iterable[_Interval]) -> list[_Interval]:
-    """What is left of intervals, in order and without overlaps, where the others are taken out."""
-    left: list[_Interval] = []
-    holes = deque(_merged(others))
-    for begin, end in intervals:
-        start = begin
-        while holes and holes[0][0] < end:
-            hole_start, hole_end = holes[0]
-            if start < hole_start:
-                left.append((start, hole_start))
-            start = max(start, hole_end)
-            if hole_end > end:
-                break  # it may reach into the next one
-            holes.popleft()
-        if start < end:
-            left.append((start, end))
-    return left
-
-
-class _Covered:
-    """How much of the time before an instant lies in intervals that do not overlap and are in order."""
-
-    def __init__(self, intervals: Sequence[_Interval]) -> None:
-        self._intervals = intervals
-        self._starts = [start for start, _ in intervals]
-        self._sums = [0.0, *accumulate(end - start for start, end in intervals)]
-
-    def before(self, instant_s: float) -> float:
-        at = bisect_right(self._starts, instant_s)
-        if at == 0:
-            return 0.0
-        start, end = self._intervals[at - 1]
-        return self._sums[at - 1] + min(end, instant_s) - start
 
 
 def _write(path: str | os.PathLike[str], text: str) -> Path:

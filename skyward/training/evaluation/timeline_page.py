@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from .timeline import QUEUE, SNAPSHOT, TRAINING, TRANSFER, WAIT, Span, Timeline, TimelineSummary, rows_of
+from .spans import QUEUE, SNAPSHOT, TRAINING, TRANSFER, WAIT, Span, TimelineSummary, rows_of, summary_of
 
 __all__ = ["page_of"]
 
@@ -31,19 +31,18 @@ KINDS = {
 """Classes of bars in timeline.css, and their names in the legend."""
 
 
-def page_of(timeline: Timeline, *, title: str) -> str:
-    """The whole document. All texts of spans are escaped."""
-    tracks = timeline.tracks()
+def page_of(tracks: dict[str, list[Span]], *, dropped: int, title: str) -> str:
+    """Write the whole document about the tracks of a timeline, whose texts are escaped. `dropped`: spans not kept."""
     spans = [each for found in tracks.values() for each in found]
     begin = min((each.start_s for each in spans), default=0.0)
     end = max((each.end_s for each in spans), default=0.0)
     scale = _Scale(begin, max(end - begin, 1e-9))
     used = {kind_of(each) for each in spans}
-    summary = timeline.summary()
+    summary = summary_of(tracks)
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{escape(verdict(summary))}</p>',
-        _kept(timeline.dropped),
+        _kept(dropped),
         '<div class="tiles">'
         + "".join(
             f'<div class="tile"><span class="soft">{n}</span><b>{escape(v)}</b></div>' for n, v in _tiles(summary)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyward.training.evaluation import Timeline
-from skyward.training.evaluation.timeline import rows_of
+from skyward.training.evaluation.spans import rows_of
 
 TIMES = st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda each: (each[0] / 4, (each[0] + each[1]) / 4))
 
