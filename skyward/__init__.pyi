@@ -23,6 +23,7 @@ from .output import silent as silent
 from .output import stderr as stderr
 from .output import stdout as stdout
 from .pool import ComputePool as ComputePool
+from .pool import NodeTarget as NodeTarget
 from .providers.aws import AWS as AWS
 from .providers.local import Local as Local
 from .providers.ssh import SSH as SSH
@@ -32,7 +33,6 @@ from .slot.runtime import instance_info as instance_info
 from .slot.runtime import is_head as is_head
 from .slot.runtime import once as once
 from .slot.sharding import shard as shard
-from .targets import NodeTarget as NodeTarget
 from .topology import InstanceInfo as InstanceInfo
 
 __all__: list[str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from .accelerators import Accelerator
@@ -14,7 +14,7 @@ from .image import Image
 from .machine import LogSink
 from .spellings import foreign
 
-__all__ = ["ALIASES", "PoolAliases", "check_options", "is_pool_name"]
+__all__ = ["ALIASES", "PoolAliases", "check_nodes", "check_options", "check_roles", "is_pool_name"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,59}")
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -109,3 +109,47 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 """Field -> (what is legal, how the sentence about what is not goes on)."""
+
+
+def check_nodes(field: str, numbers: Iterable[int], count: int) -> tuple[int, ...]:
+    """Return the numbers if they are nodes of a pool of `count`. Raises UsageError, which names the field."""
+    if isinstance(numbers, str | bytes) or not isinstance(numbers, Iterable):
+        raise UsageError(f"{field}: {numbers!r}; it is a list of numbers of nodes, such as [0, 2]", field=field)
+    chosen = tuple(numbers)
+    if not chosen:
+        raise UsageError(f"{field}: {numbers!r}; name at least one node", field=field)
+    for number in chosen:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+            there = "node 0 only" if count == 1 else f"nodes 0 to {count - 1}"
+            raise UsageError(f"{field}: there is no node {number!r}; the pool has {there}", field=field)
+    if len(set(chosen)) < len(chosen):
+        raise UsageError(f"{field}: {list(chosen)!r}; a node is named twice", field=field)
+    return chosen
+
+
+def check_roles(roles: Mapping[str, Sequence[int]] | None, count: int) -> dict[str, tuple[int, ...]]:
+    """Return which nodes of a pool of `count` are kept for which role. Raises UsageError."""
+    if roles is None:
+        return {}
+    if not isinstance(roles, Mapping):
+        raise UsageError(f"roles: {roles!r}; it is a dict from names to numbers of nodes", field="roles")
+    checked: dict[str, tuple[int, ...]] = {}
+    role_of: dict[int, str] = {}
+    for name, numbers in roles.items():
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"roles: {name!r}; the name of a role is text that is not empty", field="roles")
+        checked[name] = check_nodes(f"roles[{name!r}]", numbers, count)
+        for number in checked[name]:
+            if number in role_of:
+                raise UsageError(
+                    f"roles: node {number} is in {role_of[number]!r} and in {name!r}; a node has one role",
+                    field="roles",
+                )
+            role_of[number] = name
+    if len(role_of) == count:
+        raise UsageError(
+            f"roles: all {count} nodes have one, so none is left for ordinary calls (`>> pool`, map); "
+            "leave one out, or make more nodes",
+            field="roles",
+        )
+    return checked

@@ -1,6 +1,6 @@
-"""The pool: a provider's machines and an engine, for the length of a `with` block.
+"""The pool, as users hold it: its options, and some of its nodes as targets of calls.
 
-Long, for its options and what they mean are told here. Its machines are `pool_machines`, its calls `targets`.
+What starts and ends it is `pool_life`, its machines are `pool_machines`, its calls `targets`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import sys
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future as StdFuture
 from typing import Any, Literal, Self, Unpack
 
@@ -18,29 +18,27 @@ from .accelerators import Accelerator
 from .allocation import AllocationStrategy
 from .announcer import EventStream
 from .calls import PendingCompute
-from .cluster.engine import Engine
 from .config import of_file, pool_fields
 from .control import Client
 from .cost import Forecast, forecast
-from .dispatch import Dispatch
 from .errors import SkywardError, UsageError
 from .events import Event
 from .image import DEFAULT_IMAGE, Image
 from .machine import LogSink, Offer, PoolSpec
-from .options import ALIASES, PoolAliases, check_options, is_pool_name
+from .options import ALIASES, PoolAliases, check_nodes, check_options, check_roles, is_pool_name
 from .pool_life import PoolLife
 from .providers.base import Provider, least_billed_s
 from .remote_control import control_of
 from .signatures import checked_options
 from .slot.handle import TargetHandle
-from .targets import Calls, NodeCount, NodeTarget, checked_nodes, checked_roles
+from .targets import PoolSender, PoolTarget
 from .user_lines import drop_our_frames
 
-__all__ = ["ComputePool"]
+__all__ = ["ComputePool", "NodeCount", "NodeTarget"]
 
 
 @checked_options(aliases=ALIASES, check=check_options)
-class ComputePool(Calls):
+class ComputePool(PoolTarget):
     """Machines to send calls to, made when the block is entered and gone when it is left.
 
     Leaving the block waits for calls that are still open, and closes streams that were not read to their end; leaving
@@ -129,10 +127,11 @@ class ComputePool(Calls):
         **aliases: Unpack[PoolAliases],
     ) -> None:
         self.provider = provider
-        self._roles = checked_roles(roles, nodes)
+        self._roles = check_roles(roles, nodes)
         self.concurrency = concurrency
-        self._inflight = max_inflight
+        self._max_inflight = max_inflight
         self._budget_usd = budget_usd
+        kept = frozenset(itertools.chain.from_iterable(self._roles.values()))
         spec = PoolSpec(
             nodes=nodes,
             concurrency=concurrency,
@@ -155,7 +154,7 @@ class ComputePool(Calls):
             # Part of the path of sockets, which is short.
             name=f"{(name or 'pool')[:15]}-{uuid.uuid4().hex[:8]}",
             label=name or "",
-            kept=self._kept,
+            kept=kept,
             initializer=None if initializer is None else (initializer, tuple(initargs)),
             default_timeout_s=default_timeout_s,
             budget_usd=budget_usd,
@@ -163,6 +162,8 @@ class ComputePool(Calls):
             console=console,
             on_event=on_event,
         )
+        ordinary = tuple(node for node in range(nodes) if node not in kept)
+        self._sender = self._sender_to(ordinary, is_whole=True)
 
     @classmethod
     def named(cls, name: str, **overrides: Any) -> ComputePool:
@@ -186,6 +187,15 @@ class ComputePool(Calls):
 
     Named = named
 
+    def _sender_to(self, nodes: tuple[int, ...], *, is_whole: bool = False) -> PoolSender:
+        return PoolSender(
+            self._life.running,
+            nodes,
+            is_whole=is_whole,
+            slots=len(nodes) * self.concurrency,
+            max_inflight=self._max_inflight,
+        )
+
     # Life -----------------------------------------------------------------------------------------------------------
 
     @property
@@ -200,7 +210,7 @@ class ComputePool(Calls):
 
     def node(self, number: int) -> NodeTarget:
         """One node, as a target of calls: `f(x) >> pool.node(1)`; `number` in [0, nodes). Raises UsageError."""
-        (chosen,) = checked_nodes("node", (number,), self.spec.nodes)
+        (chosen,) = check_nodes("node", (number,), self.spec.nodes)
         return NodeTarget(self, (chosen,), f"node {chosen}")
 
     def role(self, name: str) -> NodeTarget:
@@ -214,31 +224,6 @@ class ComputePool(Calls):
     def roles(self) -> dict[str, tuple[int, ...]]:
         """By name: the nodes that are kept for it."""
         return dict(self._roles)
-
-    @property
-    def _kept(self) -> frozenset[int]:
-        return frozenset(itertools.chain.from_iterable(self._roles.values()))
-
-    @property
-    def node_numbers(self) -> tuple[int, ...]:
-        """The nodes that ordinary calls go to: those that are kept for no role."""
-        return tuple(node for node in range(self.spec.nodes) if node not in self._kept)
-
-    @property
-    def _goes_to(self) -> None:
-        return None
-
-    @property
-    def _max_inflight(self) -> int | None:
-        return self._inflight
-
-    @property
-    def total_slots(self) -> int:
-        """Ordinary calls that run at once: the nodes that are kept for no role x concurrency.
-
-        `pool.role(name).total_slots` is how many run in a role.
-        """
-        return (self.spec.nodes - len(self._kept)) * self.concurrency
 
     @property
     def name(self) -> str:
@@ -286,7 +271,7 @@ class ComputePool(Calls):
 
         For tests and tools (see `skyward.testing.Faults`); calls need none of it.
         """
-        engine, _ = self._running()
+        engine, _ = self._life.running()
         return engine.nodes.agent_pids()
 
     @property
@@ -312,9 +297,6 @@ class ComputePool(Calls):
     def close(self, *, cancel: bool = False) -> None:
         """Wait for open calls (`cancel`: stop them instead), then end the machines. Idempotent."""
         self._life.close(cancel=cancel)
-
-    def _running(self) -> tuple[Engine, Dispatch]:
-        return self._life.running()
 
     def __enter__(self) -> Self:
         try:
@@ -362,5 +344,70 @@ class ComputePool(Calls):
         Raises:
             UsageError: `task` is not one call. Everything else is raised when the run is asked, as ControlFailed.
         """
-        self._running()
-        return control_of(lambda: self._running()[0], task, job_id, start_s)
+        self._life.running()
+        return control_of(lambda: self._life.running()[0], task, job_id, start_s)
+
+
+class NodeTarget(PoolTarget):
+    """Some nodes of a pool, as a target of calls: `f(x) >> pool.node(1)`. Made by a pool; lives no longer than it.
+
+    `>>` and `>` send to one of these nodes, whichever has room; `@` to each of them, in the order in which they were
+    named. A function under an integration runs as a gang on one of them, or on all. `map` and `executor` use their
+    slots and no others.
+
+    A call to these nodes waits for them and goes to no other. When such a node is lost, a call that had been sent to
+    it fails with NodeLost, unless its `retries` allow another run; one that had not been sent waits for the machine
+    that takes the node's place. If no machine does, calls that could go to that node only fail with NodeLost.
+
+    Example:
+        >>> import skyward as sky
+        >>> with sky.ComputePool(provider=sky.Local(), nodes=2) as pool:
+        ...     node = pool.node(1)
+        ...     sky.compute(lambda: sky.instance_info().node)() >> node
+        1
+    """
+
+    def __init__(self, pool: ComputePool, nodes: tuple[int, ...], label: str) -> None:
+        self._pool = pool
+        self._label = label
+        self._sender = pool._sender_to(nodes)
+
+    @property
+    def pool(self) -> ComputePool:
+        """The pool that they belong to."""
+        return self._pool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a call's arguments it becomes a handle, which is a target of calls there; see `TargetHandle`."""
+        return TargetHandle, (self._pool.job_id, self.node_numbers, False, self._label, self.total_slots)
+
+    def __repr__(self) -> str:
+        return f"<{self._label} of {self._pool!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NodeTarget) and (other._pool is self._pool) and other.node_numbers == self.node_numbers
+
+    def __hash__(self) -> int:
+        return hash((id(self._pool), self.node_numbers))
+
+
+class NodeCount(int):
+    """`pool.nodes` is how many nodes there are, and may be called: `pool.nodes([0, 2])` is those two of them."""
+
+    _pool: ComputePool
+
+    def __new__(cls, count: int, pool: ComputePool) -> Self:
+        made = super().__new__(cls, count)
+        made._pool = pool
+        return made
+
+    def __call__(self, numbers: Iterable[int]) -> NodeTarget:
+        """Those nodes, as a target of calls; each number in [0, nodes), at least one and none twice.
+
+        Raises UsageError.
+        """
+        chosen = check_nodes("nodes", numbers, int(self))
+        return NodeTarget(self._pool, chosen, f"nodes {', '.join(map(str, chosen))}")
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..active import Dispatcher, open_pools
-from ..calls import PendingCompute, PendingComputeGroup, pending_of
+from ..call_target import CallTarget
+from ..calls import PendingCompute
 from ..errors import PoolClosed, UsageError
 from ..futures import Future
-from ..operands import TargetOperators
-from ..waiting import joined, streamed, value_of, values_of
+from ..waiting import value_of, values_of
 from ..wire.tasks import CallKind
 from .nested import Caller, caller_of
 from .runtime import current_call
@@ -21,7 +20,7 @@ __all__ = ["TargetHandle"]
 T = TypeVar("T")
 
 
-class TargetHandle(TargetOperators):
+class TargetHandle(CallTarget):
     """A pool, or some of its nodes, that was passed to a task of that pool, as an argument or in a closure.
 
     There it is a target again: `f(x) > target` gives a future, `f(x) >> target` the value, `@` one value for each of
@@ -41,106 +40,84 @@ class TargetHandle(TargetOperators):
 
     def __init__(self, pool: str, nodes: tuple[int, ...], is_whole: bool, label: str, total_slots: int) -> None:
         """`is_whole`: ordinary calls to the whole pool. `label`: how it is called in messages."""
-        self._pool = pool
-        self._nodes = nodes
-        self._is_whole = is_whole
-        self._label = label
-        self._total_slots = total_slots
+        self._sender = TaskSender(pool=pool, numbers=nodes, is_whole=is_whole, label=label, slots=total_slots)
 
-    @property
-    def node_numbers(self) -> tuple[int, ...]:
-        """The nodes that calls go to: `@` sends to each of them, in this order."""
-        return self._nodes
+    def __repr__(self) -> str:
+        return str(self._sender)
 
-    @property
-    def total_slots(self) -> int:
-        """Plain calls that run there at once, those of others and the task's own included."""
-        return self._total_slots
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TargetHandle) and other._sender == self._sender
 
-    def run(self, call: PendingCompute[T] | Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """The call's value: `pending >> target`. Raises what the call raised, as itself.
+    def __hash__(self) -> int:
+        return hash(self._sender)
 
-        Like a pool's, it takes a pending call, or a function and its arguments.
-        """
-        pending: PendingCompute[T] = pending_of(call, args, kwargs)
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSender:
+    """Sends calls by the node's agent of the task that runs in this thread; see `Sender`.
+
+    In the process that opened the pool it sends them to the pool itself.
+    """
+
+    pool: str
+    numbers: tuple[int, ...]
+    is_whole: bool
+    label: str
+    slots: int
+
+    def __str__(self) -> str:
+        return f"<{self.label} of pool {self.pool}>"
+
+    def run(self, pending: PendingCompute[T]) -> T:
         there = self._there()
-        return value_of(self._submit(there, pending)) if isinstance(there, Caller) else there.run(pending)
+        value: T = value_of(self._send(there, pending)) if isinstance(there, Caller) else there.run(pending)
+        return value
 
-    def submit(self, call: PendingCompute[T] | Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """A future of the call's value: `pending > target`."""
-        pending: PendingCompute[T] = pending_of(call, args, kwargs)
+    def submit(self, pending: PendingCompute[T]) -> Future[T]:
         there = self._there()
         if isinstance(there, Caller):
-            return self._submit(there, pending)
+            return self._send(there, pending)
         return there.submit(pending)  # type: ignore[return-value]  # a pool's are ours
 
-    def broadcast(self, call: PendingCompute[T] | Callable[..., T], /, *args: Any, **kwargs: Any) -> list[T]:
-        """One value for each of the nodes, in their order: `pending @ target`."""
-        pending: PendingCompute[T] = pending_of(call, args, kwargs)
+    submit_part = submit
+
+    def broadcast(self, pending: PendingCompute[T]) -> list[T]:
         there = self._there()
         if not isinstance(there, Caller):
             return there.broadcast(pending)
         _refuse_streams(pending)
         if pending.fn.launch.is_gang:
-            (future,) = there.submit(pending, [{"kind": int(CallKind.GANG), "nodes": self._nodes, "is_on_all": True}])
+            (future,) = there.submit(pending, [{"kind": int(CallKind.GANG), "nodes": self.numbers, "is_on_all": True}])
             values: list[T] = value_of(future)
             return values
-        shared = {"kind": int(CallKind.BROADCAST), "parts": len(self._nodes), "first_node": self._nodes[0]}
-        where = [{**shared, "nodes": (node,), "part": part} for part, node in enumerate(self._nodes)]
+        shared = {"kind": int(CallKind.BROADCAST), "parts": len(self.numbers), "first_node": self.numbers[0]}
+        where = [{**shared, "nodes": (node,), "part": part} for part, node in enumerate(self.numbers)]
         return values_of(there.submit(pending, where))
 
-    def run_group(self, group: PendingComputeGroup) -> Any:
-        """The calls in parallel: a tuple of values, or an iterator if the group streams."""
-        futures = [self.submit(pending) for pending in group]
-        if group.stream:
-            return streamed(futures, ordered=group.ordered)
-        return tuple(values_of(futures))
+    def failures(self) -> None:
+        """Count no failures: only a pool does, to tell of those that nobody has read."""
 
-    def submit_group(self, group: PendingComputeGroup) -> Future[tuple[Any, ...]]:
-        """A future of the tuple of values. Cancelling it cancels all calls."""
-        return joined([self.submit(pending) for pending in group])
-
-    async def run_async(
-        self, call: PendingCompute[T] | PendingComputeGroup | Callable[..., T], /, *args: Any, **kwargs: Any
-    ) -> Any:
-        """`run` for asyncio: cancelling the await stops the call."""
-        future: Future[Any]
-        if isinstance(call, PendingComputeGroup):
-            future = self.submit_group(call)
-        else:
-            future = self.submit(pending_of(call, args, kwargs))
-        return await asyncio.wrap_future(future)
-
-    def _submit(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
+    def _send(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
         _refuse_streams(pending)
         kind = int(CallKind.GANG if pending.fn.launch.is_gang else CallKind.PLAIN)
-        (future,) = caller.submit(pending, [{"kind": kind, "nodes": None if self._is_whole else self._nodes}])
+        (future,) = caller.submit(pending, [{"kind": kind, "nodes": None if self.is_whole else self.numbers}])
         return future
 
     def _there(self) -> Caller | Dispatcher:
         call = current_call()
-        if call is not None and call.info.job_id == self._pool:
+        if call is not None and call.info.job_id == self.pool:
             return caller_of(call)
         for pool in open_pools():
-            if getattr(pool, "job_id", None) == self._pool:
-                return pool if self._is_whole else pool.nodes(self._nodes)  # type: ignore[attr-defined]
+            if getattr(pool, "job_id", None) == self.pool:
+                return pool if self.is_whole else pool.nodes(self.numbers)  # type: ignore[attr-defined]
         if call is not None:
             raise UsageError(
-                f"{self!r} is of another pool than this task ({call.info.job_id}); a task can call its own pool only"
+                f"{self} is of another pool than this task ({call.info.job_id}); a task can call its own pool only"
             )
         raise PoolClosed(
-            f"{self!r}: its pool is not open here; a pool that was passed on can be used in the pool's own tasks, "
+            f"{self}: its pool is not open here; a pool that was passed on can be used in the pool's own tasks, "
             "and in the process that opened it while it is open"
         )
-
-    def __repr__(self) -> str:
-        return f"<{self._label} of pool {self._pool}>"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TargetHandle) and vars(other) == vars(self)
-
-    def __hash__(self) -> int:
-        return hash((self._pool, self._nodes, self._is_whole))
 
 
 def _refuse_streams(pending: PendingCompute[Any]) -> None:
