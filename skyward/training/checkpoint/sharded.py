@@ -33,37 +33,49 @@ __all__ = [
 
 
 class ModelState:
-    """A model's state as torch.distributed.checkpoint names it: without the prefixes of wrappers. Collective."""
+    """A model's state as torch.distributed.checkpoint names it: without the prefixes of wrappers. Collective.
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
+    whole: gather a sharded model's parameters on the CPU of every rank; each takes its part when they are loaded.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, whole: bool = False) -> None:
+        self._model, self._whole = model, whole
 
     def state_dict(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-        return dict(get_model_state_dict(self._model))
+        return dict(get_model_state_dict(self._model, options=_options(whole=self._whole)))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
-        set_model_state_dict(self._model, state_dict)
+        set_model_state_dict(self._model, state_dict, options=_options(whole=self._whole))
 
 
 class OptimizerState:
-    """An optimizer's state by its parameters' names, so that it can be loaded where they are split otherwise."""
+    """An optimizer's state by its parameters' names, so that it can be loaded where they are split otherwise.
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
+    whole: as `ModelState` takes it.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool = False) -> None:
+        self._model, self._optimizer, self._whole = model, optimizer, whole
 
     def state_dict(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-        return dict(get_optimizer_state_dict(self._model, self._optimizer))
+        return dict(get_optimizer_state_dict(self._model, self._optimizer, options=_options(whole=self._whole)))
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
-        set_optimizer_state_dict(self._model, self._optimizer, state_dict)
+        set_optimizer_state_dict(self._model, self._optimizer, state_dict, options=_options(whole=self._whole))
+
+
+def _options(*, whole: bool) -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True) if whole else None
 
 
 def write_sharded(

@@ -13,6 +13,7 @@ from ..arguments import TrainingArguments
 from ..checkpoint import SharingPattern, StateComponent
 from .precision import Precision
 from .trainer import Trainer
+from .world import ddp_options
 
 __all__ = ["AccelTrainer"]
 
@@ -113,17 +114,10 @@ def _accelerator_for(args: TrainingArguments) -> Any:
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs
 
-    options: dict[str, Any] = {
-        "find_unused_parameters": args.ddp_find_unused_parameters,
-        "bucket_cap_mb": args.ddp_bucket_cap_mb,
-        "broadcast_buffers": args.ddp_broadcast_buffers,
-        "static_graph": args.ddp_static_graph,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
     return Accelerator(
         mixed_precision=precision,
         # A world without accelerators is one too: each rank would believe that it is alone.
         cpu=args.use_cpu or not torch.cuda.is_available(),
-        kwargs_handlers=[DistributedDataParallelKwargs(**given)],
+        kwargs_handlers=[DistributedDataParallelKwargs(**ddp_options(args))],
     )

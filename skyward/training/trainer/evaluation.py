@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +13,25 @@ import numpy as np
 import torch
 from torch import nn
 
+from ...errors import UsageError
 from ..agree import Ranks
+from ..arguments import TrainingArguments
+from ..events import TrainerState
 from .batches import MicroBatch
-from .stream import Stream
+from .outputs import EvalPrediction
+from .stream import Stream, is_map_style
 
-__all__ = ["Evaluated", "evaluate", "evaluating", "loss_in", "named_in", "outputs_without_loss", "plain"]
+__all__ = [
+    "Evaluated",
+    "Evaluator",
+    "is_best",
+    "loss_in",
+    "named_in",
+    "outputs_without_loss",
+    "plain",
+    "speed",
+    "watched",
+]
 
 Step = Callable[[Any], tuple[torch.Tensor | None, Any, Any]]
 
@@ -33,57 +49,137 @@ class Evaluated:
     labels: Any = None
 
 
-def evaluate(
-    stream: Stream,
-    *,
-    step: Step,
-    count: Callable[[MicroBatch], float | torch.Tensor],
-    after_each: Callable[[], None],
-    ranks: Ranks,
-    keeps: bool,
-    moves_every: int = 1,
-) -> Evaluated:
-    """Runs `step` (-> loss, predictions, labels) on every batch. Collective.
+class Evaluator:
+    """Evaluates and predicts, and keeps the stream of the last data set: its workers may stay.
 
-    count: how much a batch's mean loss counts. after_each: called after every batch. keeps: predictions and labels,
-    which are moved to the CPU after `moves_every` batches.
+    Args:
+        ranks: those that have batches of their own.
+        make_stream: of a data set. Collective.
+        share: makes rank 0's value that of all ranks, where only it has the data sets. Collective.
+        count: how much a batch's mean loss counts.
+        opened, stepped: called when a data set is begun, and after each of its batches.
     """
-    stream.open(0, skip=0)
-    total: torch.Tensor | float = 0.0
-    weight: torch.Tensor | float = 0.0
-    samples = steps = 0
-    has_loss = False
-    kept: list[tuple[Any, Any] | None] = []
-    while batches := stream.take(1):
-        (batch,) = batches
-        loss, predictions, labels = step(batch.inputs)
-        if loss is not None and batch.samples:
-            has_loss = True
-            share = count(batch)
-            total, weight = total + loss.detach().double() * share, weight + share
-        samples += batch.samples
-        steps += 1
-        if keeps:
-            kept.append((predictions, labels) if batch.samples else None)
-            if steps % moves_every == 0:
-                kept[-moves_every:] = _moved(kept[-moves_every:])
-        after_each()
-    kept[steps - steps % moves_every :] = _moved(kept[steps - steps % moves_every :])
-    parts = ranks.exchange((float(total), float(weight), samples, has_loss, kept))
-    loss_sum, weight_sum = sum(part[0] for part in parts), sum(part[1] for part in parts)
-    # Ranks hold neighbouring samples of each round: rounds in turn, and within them ranks, are the data set's order.
-    ordered = [row for rows in zip(*(part[4] for part in parts), strict=True) for row in rows if row is not None]
-    return Evaluated(
-        loss=loss_sum / max(weight_sum, 1e-12) if any(part[3] for part in parts) else None,
-        samples=sum(part[2] for part in parts),
-        steps=steps,
-        predictions=_join([row[0] for row in ordered]),
-        labels=_join([row[1] for row in ordered]),
-    )
+
+    def __init__(
+        self,
+        args: TrainingArguments,
+        *,
+        ranks: Ranks,
+        make_stream: Callable[[Any], Stream],
+        share: Callable[[str], str],
+        count: Callable[[MicroBatch], float | torch.Tensor],
+        opened: Callable[[], None],
+        stepped: Callable[[], None],
+    ) -> None:
+        self._args, self._ranks, self._count = args, ranks, count
+        self._make_stream, self._share = make_stream, share
+        self._opened, self._stepped = opened, stepped
+        self._kept: tuple[str, Stream] | None = None  # of a data set that can be read again
+        self.loader: Any = None
+        """The loader of the data set that was evaluated last."""
+
+    def evaluate(
+        self,
+        dataset: Any,
+        prefix: str,
+        *,
+        model: nn.Module,
+        step: Step,
+        keeps: bool,
+        compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None,
+    ) -> tuple[Evaluated, dict[str, Any]]:
+        """Run `step` (-> loss, predictions, labels) on every batch, without gradients. Collective.
+
+        keeps: keep predictions and labels. Returns: what was evaluated, and its metrics by prefixed names.
+        """
+        begun_at = time.monotonic()
+        stream = self._stream_of(dataset)
+        self.loader = stream.loader
+        self._opened()
+        with _evaluating(model), torch.no_grad():
+            done = self._run(stream, step, keeps=keeps)
+        metrics: dict[str, Any] = {}
+        if compute_metrics is not None and done.predictions is not None and done.labels is not None:
+            metrics.update(plain(compute_metrics(EvalPrediction(done.predictions, done.labels))))
+        if done.loss is not None:
+            metrics["loss"] = done.loss
+        metrics = {
+            name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value for name, value in metrics.items()
+        }
+        return done, metrics | speed(prefix, time.monotonic() - begun_at, samples=done.samples, steps=done.steps)
+
+    def _stream_of(self, dataset: Any) -> Stream:
+        key = self._share(str(id(dataset)) if is_map_style(dataset) else "")
+        if not key:
+            return self._make_stream(dataset)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = key, self._make_stream(dataset)
+        return self._kept[1]
+
+    def _run(self, stream: Stream, step: Step, *, keeps: bool) -> Evaluated:
+        stream.open(0, skip=0)
+        total: torch.Tensor | float = 0.0
+        weight: torch.Tensor | float = 0.0
+        samples = steps = 0
+        has_loss = False
+        kept: list[tuple[Any, Any] | None] = []
+        moves_every = self._args.eval_accumulation_steps or 1
+        while batches := stream.take(1):
+            (batch,) = batches
+            loss, predictions, labels = step(batch.inputs)
+            if loss is not None and batch.samples:
+                has_loss = True
+                share = self._count(batch)
+                total, weight = total + loss.detach().double() * share, weight + share
+            samples += batch.samples
+            steps += 1
+            if keeps:
+                kept.append((predictions, labels) if batch.samples else None)
+                if steps % moves_every == 0:
+                    kept[-moves_every:] = _moved(kept[-moves_every:])
+            self._stepped()
+        kept[steps - steps % moves_every :] = _moved(kept[steps - steps % moves_every :])
+        parts = self._ranks.exchange((float(total), float(weight), samples, has_loss, kept))
+        loss_sum, weight_sum = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        # Ranks hold neighbouring samples of a round: rounds in turn, and ranks within them, are the data set's order.
+        ordered = [row for rows in zip(*(part[4] for part in parts), strict=True) for row in rows if row is not None]
+        return Evaluated(
+            loss=loss_sum / max(weight_sum, 1e-12) if any(part[3] for part in parts) else None,
+            samples=sum(part[2] for part in parts),
+            steps=steps,
+            predictions=_join([row[0] for row in ordered]),
+            labels=_join([row[1] for row in ordered]),
+        )
+
+
+def watched(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
+    """The metric that the best model is chosen by. Raises: UsageError where it is missing."""
+    name = str(args.metric_for_best_model)
+    key = name if name.startswith("eval_") else f"eval_{name}"
+    if key not in metrics:
+        raise UsageError(
+            f"{type(args).__name__}.metric_for_best_model={name!r}: none of the metrics {', '.join(metrics)}"
+        )
+    return float(metrics[key])
+
+
+def is_best(args: TrainingArguments, metrics: Mapping[str, Any], state: TrainerState) -> bool:
+    """Keep the best metric in the state, as Hugging Face's does: callbacks that stop a run look at it."""
+    if args.metric_for_best_model is None:
+        return False
+    value, is_greater = watched(args, metrics), args.greater_is_better
+    if state.best_metric is None:  # not-a-number is never better, and the next metric must know that there was one
+        state.best_metric = -math.inf if is_greater else math.inf
+    is_better = value > state.best_metric if is_greater else value < state.best_metric
+    if is_better:
+        state.best_metric = value
+        if args.save_strategy != "no":
+            state.best_global_step = state.global_step
+    return is_better
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode within; afterwards every module has the mode it had, also one that was kept frozen."""
     were_training = [module for module in model.modules() if module.training]
     model.eval()
@@ -131,6 +227,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return value.item()
     return value
+
+
+def speed(prefix: str, runtime_s: float, *, samples: int, steps: int) -> dict[str, float]:
+    """How long something took, as metrics."""
+    seconds = max(runtime_s, 1e-9)
+    return {
+        f"{prefix}_runtime": round(runtime_s, 4),
+        f"{prefix}_samples_per_second": round(samples / seconds, 3),
+        f"{prefix}_steps_per_second": round(steps / seconds, 3),
+    }
 
 
 def _moved(kept: list[tuple[Any, Any] | None]) -> list[tuple[Any, Any] | None]:

@@ -19,12 +19,10 @@ from . import loss
 from .batches import MicroBatch
 from .collate import Inputs, columns_of
 from .copies import Copies
-from .evaluation import outputs_without_loss
 from .generation import Relay
 from .precision import Precision
+from .saver import write_weights
 from .stages import SCHEDULES, Pieces, Pipeline, columns_of_later, pieces_of
-from .states import write_weights
-from .stream import Stream
 from .trainer import Trainer
 from .world import place
 
@@ -108,6 +106,7 @@ class PipelineTrainer(Trainer):
         if self.args.dispatch_batches is False:
             raise UsageError("PipelineTrainer: dispatch_batches=False: all stages need the same batches; rank 0 reads")
         self._microbatches, self._copies = microbatches, Copies(ranks, stages)
+        self._shares = self._copies.copy_of_rank
         return ranks
 
     @property
@@ -140,18 +139,12 @@ class PipelineTrainer(Trainer):
         later = frozenset().union(*(columns_of_later(each) for each in stages[1:]))
         first = columns_of(stages[0], self.args.label_names)
         self._columns = None if first is None else first | later
-        self._first = Inputs.of(
+        self._inputs = Inputs.of(
             stages[0],
             self.args.label_names,
             who=type(self).__name__,
             called="the first stage" if len(stages) > 1 else "",
         )
-
-    def _columns_to_keep(self) -> frozenset[str] | None:
-        return self._columns
-
-    def _inputs(self) -> Inputs:
-        return self._first
 
     def _wrap(self) -> None:
         self._copies.start_equal(self.model)
@@ -187,9 +180,6 @@ class PipelineTrainer(Trainer):
     def _make_precision(self) -> Precision:
         return _StagePrecision(self.args, self.device, self._copies)
 
-    def _make_stream(self, dataset: Any, *, is_training: bool) -> Stream:
-        return self._stream_of(dataset, is_training=is_training, shares=self._copies.copy_of_rank)
-
     # A step ----------------------------------------------------------------------------------------------------------
 
     def _weigh(self, batches: list[MicroBatch]) -> loss.Weights:
@@ -205,7 +195,7 @@ class PipelineTrainer(Trainer):
                         samples_of_all=None if batch.samples_of_all is None else (at == 0) * batch.samples_of_all,
                     )
                 )
-        found = self._weights_of(parts, ranks=self._copies, group=self._copies.replicas)
+        found = self._objective.weigh(parts, ranks=self._copies, group=self._copies.replicas)
         factors = torch.stack([torch.as_tensor(each, device=self.device) for each in found.factors]).float()
         return loss.Weights(
             factors=list(factors.reshape(len(batches), self._microbatches)), num_items_in_batch=found.num_items_in_batch
@@ -242,10 +232,7 @@ class PipelineTrainer(Trainer):
             value = None if labels is None else self.compute_loss_func(outputs, labels)
         if prediction_loss_only:
             return value, None, None
-        predictions = outputs_without_loss(outputs, ())
-        if self.preprocess_logits_for_metrics is not None:
-            predictions = self.preprocess_logits_for_metrics(predictions, labels)
-        return value, predictions, labels
+        return value, self._predictions_in(outputs, labels), labels
 
     def _pipeline_for_evaluation(self) -> Pipeline:
         if not hasattr(self, "_pipeline"):  # nothing was trained yet
@@ -254,7 +241,7 @@ class PipelineTrainer(Trainer):
 
     def _pieces(self, inputs: Any, batch_size: int) -> Pieces:
         if isinstance(inputs, Mapping):  # every rank has the whole batch, so all of them raise
-            self._first.check(inputs)
+            self._inputs.check(inputs)
         return pieces_of(inputs, count=self._microbatches, batch_size=batch_size, label_names=self.args.label_names)
 
     def pipeline_generate(

@@ -1,8 +1,9 @@
-"""Mixed precision, clipping and the optimizer's step: what happens to gradients between backward and zero_grad."""
+"""Numerics: deterministic algorithms, mixed precision, and gradients between backward and zero_grad."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,16 @@ import torch
 from ..arguments import TrainingArguments
 from .world import full
 
-__all__ = ["Precision"]
+__all__ = ["Precision", "make_deterministic"]
+
+_SETTINGS = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "ASCEND_LAUNCH_BLOCKING": "1",
+    "HCCL_DETERMINISTIC": "1",
+    "FLASH_ATTENTION_DETERMINISTIC": "1",
+}
+"""Of libraries for devices. Source: transformers 5.23, enable_full_determinism."""
 
 
 class Precision:
@@ -62,3 +72,13 @@ class Precision:
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         if self._scaler is not None and state_dict:
             self._scaler.load_state_dict(state_dict)
+
+
+def make_deterministic(args: TrainingArguments) -> None:
+    """With `full_determinism` torch uses deterministic algorithms only, in this process and from now on; where it has
+    none it raises a RuntimeError that names the operation. Before a device is used: libraries look once.
+    """
+    if args.full_determinism:
+        os.environ.update(_SETTINGS)
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False

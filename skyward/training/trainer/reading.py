@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from ...errors import UsageError
 from ..arguments import TrainingArguments
 from ..checkpoint import RNGState
 from ..events import Stateful
@@ -28,6 +29,7 @@ __all__ = [
     "MapSource",
     "Read",
     "Source",
+    "check_datasets",
     "has_length",
     "is_indexed",
     "is_loader",
@@ -315,6 +317,21 @@ def _loader_class(has_workers: bool) -> Any:
             return DataLoader
         return StatefulDataLoader
     return DataLoader
+
+
+def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: Any, *, reads: bool) -> None:
+    """Check that the data sets are there that the arguments need. reads: this rank needs them.
+
+    Raises: UsageError.
+    """
+    name = type(args).__name__
+    if args.eval_strategy != "no" and eval_dataset is None and reads:
+        raise UsageError(f"{name}.eval_strategy={args.eval_strategy!r}: needs an eval_dataset, or 'no'")
+    if train_dataset is not None and not has_length(train_dataset) and args.max_steps <= 0:
+        raise UsageError(
+            f"{name}.max_steps={args.max_steps}: the train_dataset has no length, so nobody knows when an epoch "
+            "ends; say how many steps, above 0"
+        )
 
 
 def has_length(dataset: Any) -> bool:

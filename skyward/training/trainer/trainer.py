@@ -1,44 +1,57 @@
 """A PyTorch training loop that fires every event, agrees with its other ranks, and resumes to the bit.
 
 Names, defaults, cadence and the order of events are those of Hugging Face's Trainer, which it does not import. What
-differs is said where it does. `train` reads from top to bottom; what it is made of, what it minimises, how it
-evaluates and what it keeps stand in the modules of its base classes.
+differs is said where it does. A `Trainer` has a `Run` (where it is, and its events), an `Objective` (what it
+minimises), an `Evaluator` and a `Saver`; `train` makes a `Loop` of them.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import os
-import sys
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch import nn
 
 from ...errors import UsageError
+from ..agree import Ranks
+from ..arguments import TrainingArguments
+from ..bus import CallbackHandler
+from ..checkpoint import Checkpoints, ModelState, OptimizerState, RNGState, SharingPattern, StateComponent
 from ..checkpoint.rng import seed_everything
-from ..checkpoint.termination import Termination
-from . import flow, loss
-from .activations import checkpoint_activations
-from .assembly import Position
+from ..events import TrainerControl, TrainerState
+from . import loss
 from .batches import MicroBatch
-from .checkpointing import Checkpointing
-from .optimization import Scheduler, learning_rate_of, make_optimizer, make_scheduler
-from .outputs import TrainOutput
-from .record import Record
-from .saves import Saves
-from .scoring import Scoring, speed
-from .stream import Stream
-from .world import accumulating, wrap
+from .collate import Collator, Inputs, columns_of
+from .evaluation import Evaluated, Evaluator, loss_in, outputs_without_loss
+from .loop import Loop
+from .objective import Objective
+from .optimization import Scheduler, make_optimizer, make_scheduler
+from .outputs import EvalPrediction, PredictionOutput, TrainOutput
+from .precision import Precision, make_deterministic
+from .reading import check_datasets
+from .run import Run, with_defaults
+from .saver import CheckpointParts, Saver, save_weights
+from .stream import Stream, make_stream
+from .world import (
+    accumulating,
+    check_data_parallel,
+    checkpoint_activations,
+    device_of,
+    is_sharded,
+    place,
+    ranks_of_environment,
+    unwrap,
+    wrap,
+)
 
 __all__ = ["Trainer"]
 
-_log = logging.getLogger(__name__)
 
-
-class Trainer(Scoring, Checkpointing):
+class Trainer:
     """Trains, evaluates and predicts with one model, alone or as one rank of torch's process group.
 
     model: any module that gives its loss (`loss_of` in loss.py says how), or whatever `compute_loss_func(outputs,
@@ -57,6 +70,168 @@ class Trainer(Scoring, Checkpointing):
     Raises: UsageError.
     """
 
+    _shares: tuple[int, ...] | None = None
+    """By rank, which batch of a round it gets from rank 0; None: its own."""
+
+    def __init__(  # noqa: PLR0913  # Hugging Face's
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        *,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[[], nn.Module] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[[EvalPrediction], Mapping[str, Any]] | None = None,
+        callbacks: Iterable[object] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, Scheduler | None] = (None, None),
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
+        self.args = args if args is not None else TrainingArguments()
+        if not isinstance(self.args, TrainingArguments):
+            raise UsageError(f"Trainer: args={self.args!r:.80}: must be a skyward.training.TrainingArguments")
+        make_deterministic(self.args)
+        self.ranks: Ranks = self._make_ranks()
+        self.device = self._make_device()
+        if (model is None) == (model_init is None):
+            raise UsageError("Trainer: one of model= and model_init= is needed, and not both")
+        if model_init is not None:
+            seed_everything(self.args.seed)
+            model = model_init()
+        assert model is not None
+        self._take(model)
+        check_data_parallel(self.model, self.ranks, trainer=type(self).__name__)
+        check_datasets(self.args, train_dataset, eval_dataset, reads=self._reads)
+        columns = self._columns if self.args.remove_unused_columns else None
+        self.data_collator = Collator(data_collator, columns, self._inputs)
+        self.train_dataset, self.eval_dataset, self.processing_class = train_dataset, eval_dataset, processing_class
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self._given_scheduler, self._is_compiled = optimizers[1] is not None, False
+        self._precision = self._make_precision()
+        self._stream: Stream | None = None
+        self.callback_handler = CallbackHandler(with_defaults(callbacks, self.args), ranks=self.ranks)
+        self._run = Run(
+            self.args, ranks=self.ranks, device=self.device, callbacks=self.callback_handler, context=self._context
+        )
+        self._objective = Objective(self.model, self.args, device=self.device, compute=compute_loss_func)
+        self._evaluator = Evaluator(
+            self.args,
+            ranks=self._data_ranks,
+            make_stream=partial(self._make_stream, is_training=False),
+            share=self.ranks.share if self._is_read_by_one else str,
+            count=self._objective.weight_of,
+            opened=self._run.forget_context,
+            stepped=partial(self._run.fire, "on_prediction_step"),
+        )
+        self._saver = Saver(self.args, self, run=self._run, ranks=self.ranks, checkpoints=checkpoints)
+
+    # What it is made of; trainers of models in other shapes override how ranks lie and what is made of the model ------
+
+    def _make_ranks(self) -> Ranks:
+        return ranks_of_environment(trainer=type(self).__name__)
+
+    @property
+    def _data_ranks(self) -> Ranks:
+        """The ranks that have batches of their own."""
+        return self.ranks
+
+    @property
+    def _is_read_by_one(self) -> bool:
+        """Whether rank 0 alone needs the data sets."""
+        return bool(self.args.dispatch_batches)
+
+    @property
+    def _reads(self) -> bool:
+        """Whether this rank needs them."""
+        return self.ranks.rank == 0 or not self._is_read_by_one
+
+    def _make_device(self) -> torch.device:
+        return device_of(self.args, self.ranks)
+
+    def _take(self, model: nn.Module) -> None:
+        """Take what this rank trains of the user's model, the columns to keep, and what a batch must have some of."""
+        self.model_wrapped = place(model, self.device)
+        self.model = unwrap(self.model_wrapped)
+        self._columns = columns_of(self.model, self.args.label_names)
+        self._inputs = Inputs.of(self.model, self.args.label_names, who=type(self).__name__)
+
+    def _make_precision(self) -> Precision:
+        return Precision(self.args, self.device)
+
+    def _make_stream(self, dataset: Any, *, is_training: bool) -> Stream:
+        return make_stream(
+            dataset,
+            shares=self._shares,
+            args=self.args,
+            ranks=self.ranks,
+            device=self.device,
+            collate=self.data_collator,
+            is_training=is_training,
+        )
+
+    # What users see of its parts -------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> TrainerState:
+        return self._run.state
+
+    @property
+    def control(self) -> TrainerControl:
+        return self._run.control
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Where states go."""
+        return self._saver.checkpoints
+
+    @checkpoints.setter
+    def checkpoints(self, checkpoints: Checkpoints) -> None:
+        self._saver.checkpoints = checkpoints
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many batches are trained on at once: the ranks, or the copies of a model that lies on several."""
+        return self._data_ranks.world_size
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is rank 0."""
+        return self.ranks.rank == 0
+
+    def add_callback(self, callback: object) -> None:
+        """Appends a callback, or a class of one."""
+        self.callback_handler.add(callback)
+
+    def pop_callback(self, callback: object) -> object | None:
+        """Removes a callback, or the first of a class, and gives it."""
+        return self.callback_handler.pop(callback)
+
+    def remove_callback(self, callback: object) -> None:
+        """As `pop_callback`; gives nothing."""
+        self.callback_handler.remove(callback)
+
+    def log(self, logs: dict[str, Any]) -> None:
+        """Appends to the state's log_history, and tells the callbacks. `epoch` is added."""
+        self._run.log(logs)
+
+    def _context(self) -> dict[str, Any]:
+        """What every event gives, beside arguments and state."""
+        return {
+            "model": self.model,
+            "processing_class": self.processing_class,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "train_dataloader": None if self._stream is None else self._stream.loader,
+            "eval_dataloader": self._evaluator.loader,
+            "trainer": self,
+        }
+
+    # Training --------------------------------------------------------------------------------------------------------
+
     def train(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None = None) -> TrainOutput:
         """Trains to the end, from the beginning or from a checkpoint.
 
@@ -65,52 +240,46 @@ class Trainer(Scoring, Checkpointing):
         A run that goes on gives what it would have given without the interruption: the same batches, losses and logs,
         if the data set gives the same rows.
         """
-        begun_at, begun_with = time.monotonic(), self._prepare(resume_from_checkpoint)
+        begun_at, loop = time.monotonic(), self._prepare(resume_from_checkpoint)
         try:
-            if self.args.enable_jit_checkpoint:
-                self._termination.open(hears_provider=True)
-            return self._train(begun_at, begun_with)
+            self._saver.open()
+            return loop.train(begun_at)
         finally:
-            self._termination.close()
-            self._saves.close()
+            self._saver.close()
             self.callback_handler.close()
 
-    def _train(self, begun_at: float, begun_with: int) -> TrainOutput:
-        self._begin()
-        self.control.should_training_stop = self.control.should_abort_without_save = False
-        self._fire("on_train_begin")
-        self._agree()
-        if self.args.eval_on_start and begun_with == 0:
-            self._evaluate(is_scheduled=False)
-        while self._position.epoch < self.state.num_train_epochs:
-            self._run_epoch()
-            if self.control.should_training_stop:
-                break
-        return self._finish(begun_at, begun_with)
-
-    def _prepare(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None) -> int:
-        """Makes everything, loads the checkpoint if there is one. Gives the step that the run begins after."""
-        path, parts = self._checkpoint_to_resume(resume_from_checkpoint)
+    def _prepare(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None) -> Loop:
+        """Make everything, and load the checkpoint if there is one."""
+        resumed = self._saver.begin(resume_from_checkpoint)
         seed_everything((self.args.seed + self.ranks.rank) % 2**32)
-        self.state = self._new_state()
+        self._run.restart()
         self.state.epoch = 0.0
-        self._position = Position()
-        self._saves = Saves(self.checkpoints, self.args)
-        self._termination = Termination(grace_s=self.args.jit_checkpoint_grace_s, option="enable_jit_checkpoint")
-        self._record = Record(self.ranks, self.device, filters=self.args.logging_nan_inf_filter)
         if self.train_dataset is None and self._reads:
             raise UsageError("Trainer.train: needs a train_dataset")
-        self._stream = self._make_stream(self.train_dataset, is_training=True)
-        self._set_length(self._stream.rounds)
+        self._stream = stream = self._make_stream(self.train_dataset, is_training=True)
+        self._run.set_length(stream.rounds)
         self._prepare_model()
-        if path is not None:
-            self._load(path, skip={"rng"}, parts=parts)
-            self._pending_rng = path, parts
+        if resumed is not None:
+            self._saver.resume(*resumed)
         # What the arguments say now holds, not what they said when the checkpoint was made.
-        self._set_length(self._stream.rounds)
+        self._run.set_length(stream.rounds)
         self.model.train()
-        self._context = self._last_loss = None
-        return self.state.global_step
+        assert self.optimizer is not None
+        assert self.lr_scheduler is not None
+        return Loop(
+            self.args,
+            self._run,
+            stream=stream,
+            saver=self._saver,
+            model=self.model_wrapped,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            precision=self._precision,
+            accumulate=self._accumulate,
+            evaluate=self.evaluate,
+            log=self.log,
+            data_parallel_size=self.data_parallel_size,
+        )
 
     def _prepare_model(self) -> None:
         checkpoint_activations(self.model, self.args)
@@ -125,7 +294,7 @@ class Trainer(Scoring, Checkpointing):
         self._precision = self._make_precision()
 
     def _wrap(self) -> None:
-        """What stands around model and optimizer while they are trained."""
+        """Put around model and optimizer what is there while they are trained."""
         self.model_wrapped = wrap(self.model_wrapped, self.args, self.ranks, self.device)
 
     def create_optimizer(self) -> torch.optim.Optimizer:
@@ -139,91 +308,6 @@ class Trainer(Scoring, Checkpointing):
         assert self.optimizer is not None
         return make_scheduler(self.optimizer, self.args, num_training_steps)
 
-    def _set_length(self, rounds: int | None) -> None:
-        """How many steps and epochs the run has. rounds: micro-batches of an epoch, None: not known."""
-        args, state = self.args, self.state
-        if rounds is None and args.max_steps <= 0:
-            raise UsageError(
-                f"{type(args).__name__}.max_steps={args.max_steps}: the data has no length; set it above 0"
-            )
-        if rounds is None:
-            state.max_steps, state.num_train_epochs = args.max_steps, sys.maxsize
-            self._rounds_per_epoch = args.max_steps * args.gradient_accumulation_steps
-        else:
-            steps = max(1, -(-rounds // args.gradient_accumulation_steps))
-            state.max_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps)
-            state.num_train_epochs = (
-                -(-args.max_steps // steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs)
-            )
-            self._rounds_per_epoch = max(1, rounds)
-        flow.resolve_steps(args, state, state.max_steps)
-
-    # Steps -----------------------------------------------------------------------------------------------------------
-
-    def _run_epoch(self) -> None:
-        assert self._stream is not None
-        position = self._position
-        self.control.should_epoch_stop = False
-        if position.rounds == 0:
-            self._restore_rng()  # the run that was saved drew what callbacks draw here after it was saved
-            self._make_up_evaluation()
-        self._fire("on_epoch_begin")
-        if not position.is_stopped:
-            self._stream.open(position.epoch, skip=0 if self.args.ignore_data_skip else position.rounds)
-            self._restore_rng()
-            self._make_up_evaluation()
-            self._run_steps(self._stream)
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-        flow.at_epoch_end(self.args, self.state, self.control)
-        self._is_scheduled = self.control.should_save
-        self._fire("on_epoch_end")
-        # What is saved now goes on with the next epoch.
-        self._position = Position(epoch=position.epoch + 1)
-        self._log_evaluate_save()
-
-    def _run_steps(self, stream: Stream) -> None:
-        has_data = self._position.rounds > 0
-        # An interrupted run that had all its steps has none to do: the flag that ended it is not kept.
-        while self.state.global_step < self.state.max_steps:
-            batches = stream.take(self.args.gradient_accumulation_steps)
-            if not batches:
-                break
-            has_data = True
-            self._step(batches)
-            if self.control.should_epoch_stop or self.control.should_training_stop:
-                break
-        if not has_data:
-            _log.warning("no data in epoch %d: training stops at step %d", self._position.epoch, self.state.global_step)
-            self.control.should_training_stop = True
-
-    def _step(self, batches: list[MicroBatch]) -> None:
-        """One optimizer step, from the first micro-batch to the checkpoint after it."""
-        self.control.should_log = self.control.should_evaluate = self.control.should_save = False
-        self._context = None
-        self._fire("on_step_begin")
-        step_loss, tokens, flos = self._accumulate(batches)
-        assert self.optimizer is not None
-        assert self.lr_scheduler is not None
-        norm = self._precision.clip(self.optimizer, self.model_wrapped.parameters(), self.args.max_grad_norm)
-        self._fire("on_pre_optimizer_step")
-        was_made = self._precision.step(self.optimizer)
-        self._fire("on_optimizer_step")  # gradients are still there, as Hugging Face promises
-        rate = learning_rate_of(self.optimizer)
-        if was_made and not isinstance(self.lr_scheduler, ReduceLROnPlateau):
-            self.lr_scheduler.step()
-        self.model_wrapped.zero_grad(set_to_none=True)
-        self._record.add(step_loss, tokens=tokens, flos=flos)
-        self._fire("on_train_metrics", metrics={"loss": step_loss, "grad_norm": norm, "tokens": tokens})
-        self.state.global_step += 1
-        self._position.rounds += len(batches)
-        self.state.epoch = self._position.epoch + self._position.rounds / self._rounds_per_epoch
-        flow.at_step_end(self.args, self.state, self.control)
-        self._is_scheduled = self.control.should_save
-        self._fire("on_step_end")
-        self._last_step, self._last_loss = (norm, rate), step_loss
-        self._log_evaluate_save()
-
     def _accumulate(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, int, float]:
         """Forward and backward of a step's micro-batches. Gives their loss, tokens and operations on this rank."""
         weights = self._weigh(batches)
@@ -232,90 +316,184 @@ class Trainer(Scoring, Checkpointing):
         for number, (batch, factor) in enumerate(zip(batches, weights.factors, strict=True), start=1):
             is_last = number == len(batches)
             with accumulating(self.model_wrapped, syncs=is_last):
-                self._fire("on_forward_backward_begin")
+                self._run.fire("on_forward_backward_begin")
                 inputs = loss.on_device(batch.inputs, self.device)
                 value = self.training_step(self.model_wrapped, inputs, factor, weights.num_items_in_batch)
-                self._fire("on_forward_backward_end")
+                self._run.fire("on_forward_backward_end")
             total += value
             own = loss.tokens_in(inputs, self.model) if batch.samples else 0
             tokens, flos = tokens + own, flos + self.floating_point_ops(inputs, own)
             if not is_last:
-                self._fire("on_substep_end")
+                self._run.fire("on_substep_end")
         return total, tokens, flos
 
-    # What happens between steps --------------------------------------------------------------------------------------
+    def _weigh(self, batches: list[MicroBatch]) -> loss.Weights:
+        return self._objective.weigh(batches, ranks=self.ranks)
 
-    def _log_evaluate_save(self) -> None:
-        """What the flags ask for, at the end of a step or of an epoch. They are agreed whenever callbacks had a say."""
-        is_scheduled = self._is_scheduled
-        self._is_scheduled = False
-        self._tell_of(self._saves.poll())
-        self._agree()
-        if self.control.should_log and self._record.steps:
-            self._log_step()
-            self._agree()
-        if self._is_terminated() and not self.control.should_abort_without_save:
-            self._save_and_go()
-        if self.control.should_evaluate:
-            is_best = self._is_best(self._evaluate())
-            if self.args.save_strategy == "best":
-                self.control.should_save |= is_best  # a callback may have asked for it, too
-            self._agree()
-        is_cut_short = self.control.should_training_stop and self.state.global_step < self.state.max_steps
-        if is_cut_short and self.args.save_strategy != "no" and self._saves.begun_at != self.state.global_step:
-            self.control.should_save = not self.control.should_abort_without_save
-        if self.control.should_save:
-            # Only what the cadence alone asks for may be left out.
-            is_last = self.control.should_training_stop or self.state.global_step >= self.state.max_steps
-            is_best = self.state.best_global_step == self.state.global_step
-            self._save(is_needed=is_last or is_best or not is_scheduled)
-            self._agree()
+    def training_step(
+        self, model: nn.Module, inputs: Any, factor: float | torch.Tensor, num_items_in_batch: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Forward and backward of a micro-batch that counts `factor`. Gives its share of the step's loss, detached."""
+        with self._precision.autocast():
+            value = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        value = value * factor
+        self._precision.backward(value)
+        share: torch.Tensor = value.detach().float()
+        return share
 
-    def _make_up_evaluation(self) -> None:
-        if self._position.owes_evaluation:
-            self._position.owes_evaluation = False
-            self.control.should_evaluate = True
-            self._log_evaluate_save()
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Any:
+        """The mean loss of a batch, and what the model gave. To be overridden.
 
-    def _log_step(self) -> None:
-        norm, rate = self._last_step
-        memory = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
-        mean, tokens, flos, memories = self._record.drain(memory)
-        self.state.num_input_tokens_seen += tokens
-        self.state.total_flos += flos
-        logs: dict[str, Any] = {"loss": mean}
-        if norm is not None:
-            logs["grad_norm"] = norm.item()
-        logs["learning_rate"] = rate
-        if tokens:
-            logs["tokens"], logs["total_flos"] = tokens, self.state.total_flos
-        if memory is not None:
-            logs["peak_mem_allocated"] = memories
-        if self.args.include_num_input_tokens_seen != "no":
-            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
-        self.control.should_log = False
-        self._fire("on_log_step", logs=logs)
-        self.log(logs)
+        num_items_in_batch: labels of the whole step, over all ranks, for a model or a compute_loss_func that takes it:
+        it divides by it then.
+        """
+        value, outputs = self._objective.compute_loss(
+            model, inputs, compute=self.compute_loss_func, num_items=num_items_in_batch
+        )
+        return (value, outputs) if return_outputs else value
 
-    def _finish(self, begun_at: float, begun_with: int) -> TrainOutput:
-        self._tell_of(self._saves.wait())
-        if self._record.steps:
-            _, tokens, flos, _ = self._record.drain()
-            self.state.num_input_tokens_seen += tokens
-            self.state.total_flos += flos
-        best = self.state.best_model_checkpoint
-        if self.args.load_best_model_at_end and best is not None:
-            self._load(best, only={"model"})
-        steps = self.state.global_step - begun_with
-        width = self.args.train_batch_size * self.args.gradient_accumulation_steps * self._data_ranks.world_size
-        runtime = time.monotonic() - begun_at
-        metrics: dict[str, Any] = {
-            **speed("train", runtime, samples=steps * width, steps=steps),
-            "total_flos": self.state.total_flos,
-            "train_loss": self._record.mean_of_run(),
-        }
+    def floating_point_ops(self, inputs: Any, tokens: int) -> float:
+        """Of forward and backward: what the model says itself, else 6 for each parameter and token."""
+        return self._objective.floating_point_ops(self.model, inputs, tokens)
+
+    # Evaluation ------------------------------------------------------------------------------------------------------
+
+    def evaluate(self, eval_dataset: Any = None, *, metric_key_prefix: str = "eval") -> dict[str, Any]:
+        """The metrics of a data set; of several by name, one after the other. Tells the callbacks."""
+        self._run.begin()
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, Mapping):
+            prefix = metric_key_prefix
+            parts = [self.evaluate(each, metric_key_prefix=f"{prefix}_{name}") for name, each in dataset.items()]
+            return {name: value for metrics in parts for name, value in metrics.items()}
+        only_loss = self.compute_metrics is None or self.args.prediction_loss_only
+        _, metrics = self._evaluate(dataset, metric_key_prefix, keeps=not only_loss)
         self.log(metrics)
-        self._agree()
-        self._fire("on_train_end")
-        self._agree()
-        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+        self.control.should_evaluate = False
+        self._run.fire("on_evaluate", metrics=metrics)
+        return metrics
+
+    def predict(self, test_dataset: Any, *, metric_key_prefix: str = "test") -> PredictionOutput:
+        """The predictions of every sample, in order, on every rank; and metrics, where there are labels."""
+        self._run.begin()
+        done, metrics = self._evaluate(test_dataset, metric_key_prefix, keeps=not self.args.prediction_loss_only)
+        self._run.fire("on_predict", metrics=metrics)
+        self._run.agree()
+        return PredictionOutput(done.predictions, done.labels, metrics)
+
+    def _evaluate(self, dataset: Any, prefix: str, *, keeps: bool) -> tuple[Evaluated, dict[str, Any]]:
+        return self._evaluator.evaluate(
+            dataset,
+            prefix,
+            model=self.model,
+            step=lambda inputs: self.prediction_step(self.model, inputs, prediction_loss_only=not keeps),
+            keeps=keeps,
+            compute_metrics=self.compute_metrics,
+        )
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, *, prediction_loss_only: bool
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """The loss, predictions and labels of a batch, each None where there is none. To be overridden."""
+        inputs = loss.on_device(inputs, self.device)
+        labels = loss.labels_of(inputs, self.args.label_names)
+        is_overridden = type(self).compute_loss is not Trainer.compute_loss
+        with self._precision.autocast():
+            if labels is not None or is_overridden:
+                value, outputs = self.compute_loss(model, inputs, return_outputs=True)
+            else:
+                outputs = loss.call(model, inputs)
+                value = loss_in(outputs)
+        if prediction_loss_only:
+            return value, None, None
+        ignored = getattr(getattr(model, "config", None), "keys_to_ignore_at_inference", ("past_key_values",))
+        return value, self._predictions_in(outputs, labels, tuple(ignored)), labels
+
+    def _predictions_in(self, outputs: Any, labels: Any, ignored: tuple[str, ...] = ()) -> Any:
+        predictions = outputs_without_loss(outputs, ignored)
+        if self.preprocess_logits_for_metrics is not None:
+            predictions = self.preprocess_logits_for_metrics(predictions, labels)
+        return predictions
+
+    # What is kept ----------------------------------------------------------------------------------------------------
+
+    def get_state_components(self, *, for_saving: bool = False) -> list[StateComponent]:
+        """What a checkpoint of this run is made of. Between `train`'s begin and end.
+
+        for_saving: with `save_only_model`, of the model only.
+        """
+        model, shared = self._model_component(), self._shared_pattern()
+        if for_saving and self.args.save_only_model:
+            return [model]
+        assert self._stream is not None
+        assert self.lr_scheduler is not None
+        assert self.optimizer is not None
+        is_cut = is_sharded(self.model)
+        optimizer = OptimizerState(self.model, self.optimizer, whole=True) if is_cut else self.optimizer
+        parts: list[tuple[str, Any, SharingPattern]] = [
+            ("optimizer", optimizer, shared),
+            ("scheduler", self.lr_scheduler, shared),
+            ("scaler", self._precision, shared),
+            ("dataset", self._stream, self._stream.sharing_pattern),
+            ("callbacks", self.callback_handler, SharingPattern.GLOBAL),
+            ("trainer", self._run, SharingPattern.GLOBAL),
+            ("rng", RNGState(), SharingPattern.PER_RANK),
+        ]
+        return [model, *(self._component(key, part, how) for key, part, how in parts)]
+
+    def get_process_groups(self) -> dict[str, Any]:
+        """Groups that components name: none."""
+        return {}
+
+    def _shared_pattern(self) -> SharingPattern:
+        """Of model, optimizer and schedule. The state of a sharded model is gathered: then there is one, too."""
+        is_replicated = self.ranks.world_size > 1 and not is_sharded(self.model)
+        return SharingPattern.REPLICATED if is_replicated else SharingPattern.GLOBAL
+
+    def _model_component(self) -> StateComponent:
+        model = ModelState(self.model, whole=True) if is_sharded(self.model) else self.model
+        return self._component("model", model, self._shared_pattern())
+
+    def _component(self, key: str, stateful: Any, pattern: SharingPattern) -> StateComponent:
+        """Replicas of model and optimizer are compared at every save: ranks that have drifted apart are found then."""
+        is_compared = pattern is SharingPattern.REPLICATED and key in ("model", "optimizer")
+        return StateComponent(key, stateful, pattern, validate_replication=is_compared)
+
+    def load_checkpoint(
+        self,
+        path: bool | str | os.PathLike[str],
+        strict: bool = True,
+        *,
+        only: Collection[str] | None = None,
+        skip: Collection[str] = (),
+    ) -> None:
+        """Load the model of a checkpoint now, and the rest when `train` begins, which then goes on from there.
+
+        Collective. `train(resume_from_checkpoint=...)` takes another checkpoint instead.
+
+        Args:
+            path: a folder, True (the newest) or "auto" (the newest, if there is one), as in TrainingArguments.
+            strict: False: what the checkpoint lacks is warned of, and stays as it is.
+            only: keys of the components that count, such as "model", "optimizer", "dataset"; None: all of them. With
+                `only=["model"]` a new run begins at step 0 with these weights.
+            skip: keys of those that do not.
+
+        Raises:
+            UsageError: there is no checkpoint, or no such component; the latter when `train` begins.
+            CheckpointNotFound, CheckpointCorrupt, CheckpointMismatch: on all ranks, before anything is changed.
+        """
+        found = self._saver.choose(path, CheckpointParts(strict=strict, only=only, skip=skip))
+        if found is not None and "model" not in skip and (only is None or "model" in only):
+            groups = self.get_process_groups()
+            self.checkpoints.load(found, [self._model_component()], strict=strict, process_groups=groups)
+
+    def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
+        """Writes the weights: as the model does it (`save_pretrained`), else as model.safetensors. Collective."""
+        folder = str(self.args.output_dir) if output_dir is None else os.fspath(output_dir)
+        save_weights(self.model, folder, self.ranks)

@@ -1,8 +1,9 @@
-"""The model among ranks: where it is, what is wrapped around it, and when gradients travel."""
+"""A model and its ranks: where it is, what is done to it and wrapped around it, and when gradients travel."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,18 +11,48 @@ import torch
 from torch import nn
 
 from ...errors import UsageError
-from ..agree import Ranks
+from ..agree import Ranks, ranks_of_this_process
 from ..arguments import TrainingArguments
 from ..dtensors import is_dtensor
 
-__all__ = ["accumulating", "check_data_parallel", "device_of", "full", "is_sharded", "place", "unwrap", "wrap"]
+__all__ = [
+    "accumulating",
+    "check_data_parallel",
+    "checkpoint_activations",
+    "ddp_options",
+    "device_of",
+    "full",
+    "is_sharded",
+    "place",
+    "ranks_of_environment",
+    "unwrap",
+    "wrap",
+]
+
+
+def ranks_of_environment(*, trainer: str) -> Ranks:
+    """The ranks of torch's process group; `Alone` without one. Collective.
+
+    Raises: UsageError where this is one of several processes by its environment, and there is no process group.
+    """
+    world = os.environ.get("WORLD_SIZE", "1")
+    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if "RANK" in os.environ and world not in ("", "1") and not has_group:
+        # Each of them would train alone, on all of the data, into the same folder.
+        raise UsageError(
+            f"{trainer}: WORLD_SIZE={world} says that this is one of several processes, but torch.distributed is not "
+            "initialized; call init_process_group first, use @sky.integrations.torch, or unset WORLD_SIZE"
+        )
+    return ranks_of_this_process()
 
 
 def device_of(args: TrainingArguments, ranks: Ranks) -> torch.device:
-    """This rank's: its GPU where there is one and use_cpu is not set, else the CPU."""
+    """This rank's GPU where there is one and use_cpu is not set, which becomes the current one; else the CPU."""
     if args.use_cpu or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+    device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)  # collectives, the profiler and counts of memory go by the current one
+    return device
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -83,6 +114,30 @@ def place(model: nn.Module, device: torch.device) -> nn.Module:
     return model.to(device)
 
 
+def checkpoint_activations(model: nn.Module, args: TrainingArguments) -> None:
+    """Have the model compute activations again in the backward pass, where the arguments say so.
+
+    It alone knows its layers.
+
+    Raises: UsageError for a model that cannot.
+    """
+    if not args.activation_checkpointing:
+        return
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        enable = getattr(model, f"{name}_enable", None)
+        if enable is None:
+            continue
+        given = dict(args.activation_checkpointing_kwargs or {})
+        options: dict[str, Any] = {each: given.pop(each) for each in ("every_n_layers", "offload") if each in given}
+        enable(**options, **({f"{name}_kwargs": given} if given else {}))
+        return
+    raise UsageError(
+        f"{type(args).__name__}.activation_checkpointing=True: {type(model).__name__} has neither "
+        "activation_checkpointing_enable nor gradient_checkpointing_enable; define one, or call "
+        "torch.utils.checkpoint.checkpoint in its forward"
+    )
+
+
 def wrap(model: nn.Module, args: TrainingArguments, ranks: Ranks, device: torch.device) -> nn.Module:
     """In DistributedDataParallel where there are several ranks. A model that is wrapped or sharded stays as it is."""
     from torch.nn.parallel import DistributedDataParallel
@@ -91,14 +146,16 @@ def wrap(model: nn.Module, args: TrainingArguments, ranks: Ranks, device: torch.
         return model
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model
-    options: dict[str, Any] = {
-        "find_unused_parameters": args.ddp_find_unused_parameters,
-        "bucket_cap_mb": args.ddp_bucket_cap_mb,
-        "broadcast_buffers": args.ddp_broadcast_buffers,
-        "static_graph": args.ddp_static_graph,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None, **given)
+    return DistributedDataParallel(
+        model, device_ids=[device.index] if device.type == "cuda" else None, **ddp_options(args)
+    )
+
+
+def ddp_options(args: TrainingArguments) -> dict[str, Any]:
+    """Options of DistributedDataParallel that the arguments set."""
+    names = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")
+    options = {name: getattr(args, f"ddp_{name}") for name in names}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -1,0 +1,180 @@
+"""The loop of a training, from the first step to the summary. It reads from top to bottom."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from ..arguments import TrainingArguments
+from .batches import MicroBatch
+from .evaluation import is_best, speed, watched
+from .optimization import Scheduler, learning_rate_of
+from .outputs import TrainOutput
+from .precision import Precision
+from .run import Run
+from .saver import Saver
+from .stream import Stream
+
+__all__ = ["Loop"]
+
+_log = logging.getLogger(__name__)
+
+
+class Loop:
+    """One training of a model that is prepared for it.
+
+    Args:
+        model: as it is wrapped for training.
+        accumulate: forward and backward of a step's micro-batches: their loss, tokens and operations on this rank.
+        evaluate: evaluates the data sets of the run, and gives the metrics.
+        log: adds to the history of the run, and tells the callbacks.
+        data_parallel_size: how many batches are trained on at once.
+    """
+
+    def __init__(
+        self,
+        args: TrainingArguments,
+        run: Run,
+        *,
+        stream: Stream,
+        saver: Saver,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Scheduler,
+        precision: Precision,
+        accumulate: Callable[[list[MicroBatch]], tuple[torch.Tensor, int, float]],
+        evaluate: Callable[[], dict[str, Any]],
+        log: Callable[[dict[str, Any]], None],
+        data_parallel_size: int,
+    ) -> None:
+        self._args, self._run, self._stream, self._saver = args, run, stream, saver
+        self._model, self._optimizer, self._scheduler, self._precision = model, optimizer, scheduler, precision
+        self._accumulate, self._evaluate, self._log = accumulate, evaluate, log
+        self._data_parallel_size = data_parallel_size
+
+    def train(self, begun_at: float) -> TrainOutput:
+        """Train to the end. Collective. begun_at: when the training began, by the monotonic clock."""
+        run, begun_with = self._run, self._run.state.global_step
+        run.begin()
+        run.control.should_training_stop = run.control.should_abort_without_save = False
+        run.fire("on_train_begin")
+        run.agree()
+        if self._args.eval_on_start and begun_with == 0:
+            self._evaluate()
+        while run.position.epoch < run.state.num_train_epochs:
+            self._run_epoch()
+            if run.control.should_training_stop:
+                break
+        return self._finish(begun_at, begun_with)
+
+    def _run_epoch(self) -> None:
+        run, position = self._run, self._run.position
+        run.control.should_epoch_stop = False
+        if position.rounds == 0:
+            self._saver.resume_random_numbers()  # the saved run drew what callbacks draw here after it was saved
+            self._make_up_evaluation()
+        run.fire("on_epoch_begin")
+        if not position.is_stopped:
+            self._stream.open(position.epoch, skip=0 if self._args.ignore_data_skip else position.rounds)
+            self._saver.resume_random_numbers()
+            self._make_up_evaluation()
+            self._run_steps()
+        run.end_epoch()
+        self._log_evaluate_save()
+
+    def _run_steps(self) -> None:
+        run = self._run
+        has_data = run.position.rounds > 0
+        # An interrupted run that had all its steps has none to do: the flag that ended it is not kept.
+        while not run.has_all_steps:
+            batches = self._stream.take(self._args.gradient_accumulation_steps)
+            if not batches:
+                break
+            has_data = True
+            self._step(batches)
+            if run.control.should_epoch_stop or run.control.should_training_stop:
+                break
+        if not has_data:
+            step, epoch = run.state.global_step, run.position.epoch
+            _log.warning("no data in epoch %d: training stops at step %d", epoch, step)
+            run.control.should_training_stop = True
+
+    def _step(self, batches: list[MicroBatch]) -> None:
+        """Make one optimizer step, from the first micro-batch to the checkpoint after it."""
+        run = self._run
+        run.begin_step()
+        step_loss, tokens, flos = self._accumulate(batches)
+        norm = self._precision.clip(self._optimizer, self._model.parameters(), self._args.max_grad_norm)
+        run.fire("on_pre_optimizer_step")
+        was_made = self._precision.step(self._optimizer)
+        run.fire("on_optimizer_step")  # gradients are still there, as Hugging Face promises
+        rate = learning_rate_of(self._optimizer)
+        if was_made and not isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step()
+        self._model.zero_grad(set_to_none=True)
+        run.record.add(step_loss, tokens=tokens, flos=flos)
+        run.fire("on_train_metrics", metrics={"loss": step_loss, "grad_norm": norm, "tokens": tokens})
+        run.end_step(rounds=len(batches), norm=norm, rate=rate, loss=step_loss)
+        self._log_evaluate_save()
+
+    def _log_evaluate_save(self) -> None:
+        """Do what the flags ask for at the end of a step or epoch. They are agreed whenever callbacks had a say."""
+        run, saver, args = self._run, self._saver, self._args
+        is_scheduled, run.is_scheduled = run.is_scheduled, False
+        saver.tell()
+        run.agree()
+        if run.control.should_log and run.record.steps:
+            self._log(run.logs_of_step())
+            run.agree()
+        if saver.is_ending() and not run.control.should_abort_without_save:
+            saver.save_and_end()
+        if run.control.should_evaluate:
+            metrics = self._evaluate()
+            if isinstance(self._scheduler, ReduceLROnPlateau):
+                self._scheduler.step(watched(args, metrics))
+            is_best_so_far = is_best(args, metrics, run.state)
+            if args.save_strategy == "best":
+                run.control.should_save |= is_best_so_far  # a callback may have asked for it, too
+            run.agree()
+        is_cut_short = run.control.should_training_stop and not run.has_all_steps
+        if is_cut_short and args.save_strategy != "no" and saver.begun_at != run.state.global_step:
+            run.control.should_save = not run.control.should_abort_without_save
+        if run.control.should_save:
+            # Only what the cadence alone asks for may be left out.
+            is_last = run.control.should_training_stop or run.has_all_steps
+            is_of_best = run.state.best_global_step == run.state.global_step
+            saver.save(is_needed=is_last or is_of_best or not is_scheduled)
+            run.agree()
+
+    def _make_up_evaluation(self) -> None:
+        if self._run.position.owes_evaluation:
+            self._run.position.owes_evaluation = False
+            self._run.control.should_evaluate = True
+            self._log_evaluate_save()
+
+    def _finish(self, begun_at: float, begun_with: int) -> TrainOutput:
+        run, args = self._run, self._args
+        self._saver.tell(waits=True)
+        if run.record.steps:
+            run.drain()
+        best = run.state.best_model_checkpoint
+        if args.load_best_model_at_end and best is not None:
+            self._saver.load(best, only={"model"})
+        steps = run.state.global_step - begun_with
+        width = args.train_batch_size * args.gradient_accumulation_steps * self._data_parallel_size
+        metrics: dict[str, Any] = {
+            **speed("train", time.monotonic() - begun_at, samples=steps * width, steps=steps),
+            "total_flos": run.state.total_flos,
+            "train_loss": run.record.mean_of_run(),
+        }
+        self._log(metrics)
+        run.agree()
+        run.fire("on_train_end")
+        run.agree()
+        return TrainOutput(run.state.global_step, metrics["train_loss"], metrics)

@@ -1,0 +1,256 @@
+"""The state of a run: where it is, what its flags ask for, what it has added up, and the events that tell of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from ...errors import UsageError
+from ..agree import Ranks
+from ..arguments import TrainingArguments
+from ..bus import CallbackHandler
+from ..callbacks.info import InfoCallback
+from ..callbacks.metrics import DefaultMetrics
+from ..callbacks.progress import ProgressCallback
+from ..events import TrainerCallback, TrainerControl, TrainerState
+from .evaluation import plain
+from .record import Record
+
+__all__ = ["Position", "Run", "with_defaults"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Position:
+    """Where in the data a run is; kept in checkpoints.
+
+    rounds: micro-batches taken in the epoch. is_stopped: a callback asked for its end. owes_evaluation: one that was
+    due after this step was not made.
+    """
+
+    epoch: int = 0
+    rounds: int = 0
+    is_stopped: bool = False
+    owes_evaluation: bool = False
+
+
+class Run:
+    """One run of a Trainer; stateful, as a component of its checkpoints.
+
+    Args:
+        callbacks: hear of it.
+        context: makes what every event gives beside the state. It is called once a step: users may put other objects
+            in place of a trainer's.
+    """
+
+    def __init__(
+        self,
+        args: TrainingArguments,
+        *,
+        ranks: Ranks,
+        device: torch.device,
+        callbacks: CallbackHandler,
+        context: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._args, self._ranks, self._device = args, ranks, device
+        self._callbacks, self._make_context = callbacks, context
+        self._has_begun = False
+        self.control = TrainerControl()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again at step 0."""
+        self.state = TrainerState(
+            is_world_process_zero=self._ranks.rank == 0,
+            is_local_process_zero=self._ranks.local_rank == 0,
+            train_batch_size=self._args.train_batch_size,
+        )
+        self.position = Position()
+        self.record = Record(self._ranks, self._device, filters=self._args.logging_nan_inf_filter)
+        self.last_loss: torch.Tensor | None = None
+        self.is_scheduled = False
+        """Whether the cadence asks for the save that is asked for."""
+        self._last_step: tuple[torch.Tensor | None, float] = (None, 0.0)  # its gradients' norm, its learning rate
+        self._rounds_per_epoch = 1
+        self._context: dict[str, Any] | None = None
+
+    # Events ----------------------------------------------------------------------------------------------------------
+
+    def fire(self, event: str, **more: Any) -> None:
+        if not self._callbacks.listens(event):
+            return
+        if self._context is None:
+            self._context = {"args": self._args, "state": self.state, **self._make_context()}
+        self.control = self._callbacks.dispatch(event, self.control, self._context | more if more else self._context)
+
+    def forget_context(self) -> None:
+        """Make the context anew for the next event."""
+        self._context = None
+
+    def agree(self) -> None:
+        """Make the flags of any rank those of all. Collective."""
+        self.control = self._callbacks.agree(self.control)
+        if self.control.should_abort_without_save:
+            self.control.should_training_stop = True
+            self.control.should_save = self.control.should_evaluate = False
+
+    def begin(self) -> None:
+        """Tell the callbacks once that the trainer is made; a resumed run's states are loaded by then."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.fire("on_init_end")
+            self.agree()
+
+    def log(self, logs: dict[str, Any]) -> None:
+        """Append to the state's log_history, and tell the callbacks. `epoch` is added."""
+        if self.state.epoch is not None:
+            logs["epoch"] = self.state.epoch
+        self.control.should_log = False
+        self.state.log_history.append({**plain(logs), "step": self.state.global_step})
+        self.fire("on_log", logs=logs)
+
+    def logs_of_step(self) -> dict[str, Any]:
+        """What was added up since the last log, and what callbacks add to that. Collective."""
+        norm, rate = self._last_step
+        memory = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
+        mean, tokens, memories = self.drain(memory)
+        logs: dict[str, Any] = {"loss": mean}
+        if norm is not None:
+            logs["grad_norm"] = norm.item()
+        logs["learning_rate"] = rate
+        if tokens:
+            logs["tokens"], logs["total_flos"] = tokens, self.state.total_flos
+        if memory is not None:
+            logs["peak_mem_allocated"] = memories
+        if self._args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
+        self.control.should_log = False
+        self.fire("on_log_step", logs=logs)
+        return logs
+
+    def drain(self, memory: int | None = None) -> tuple[float, int, list[Any]]:
+        """Begin the next interval. Return the last one's mean loss, tokens, and every rank's memory. Collective."""
+        mean, tokens, flos, memories = self.record.drain(memory)
+        self.state.num_input_tokens_seen += tokens
+        self.state.total_flos += flos
+        return mean, tokens, memories
+
+    # Steps, by Hugging Face's cadence --------------------------------------------------------------------------------
+
+    def set_length(self, rounds: int | None) -> None:
+        """Set how many steps and epochs the run has. rounds: micro-batches of an epoch; None: not known."""
+        args, state = self._args, self.state
+        if rounds is None and args.max_steps <= 0:
+            raise UsageError(
+                f"{type(args).__name__}.max_steps={args.max_steps}: the data has no length; set it above 0"
+            )
+        if rounds is None:
+            state.max_steps, state.num_train_epochs = args.max_steps, sys.maxsize
+            self._rounds_per_epoch = args.max_steps * args.gradient_accumulation_steps
+        else:
+            steps = max(1, -(-rounds // args.gradient_accumulation_steps))
+            state.max_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * steps)
+            state.num_train_epochs = (
+                -(-args.max_steps // steps) if args.max_steps > 0 else math.ceil(args.num_train_epochs)
+            )
+            self._rounds_per_epoch = max(1, rounds)
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            every = getattr(args, name)
+            if every is not None:  # a share of all steps becomes a number
+                setattr(state, name, math.ceil(state.max_steps * every) if every < 1 else int(every))
+
+    @property
+    def has_all_steps(self) -> bool:
+        return self.state.global_step >= self.state.max_steps
+
+    def begin_step(self) -> None:
+        self.control.should_log = self.control.should_evaluate = self.control.should_save = False
+        self.forget_context()
+        self.fire("on_step_begin")
+
+    def end_step(self, *, rounds: int, norm: torch.Tensor, rate: float, loss: torch.Tensor) -> None:
+        """Count the step, set the flags that its end asks for, and tell the callbacks.
+
+        rounds: its micro-batches. norm, rate: the norm of its gradients, its learning rate.
+        """
+        args, state, control = self._args, self.state, self.control
+        state.global_step += 1
+        self.position.rounds += rounds
+        state.epoch = self.position.epoch + self.position.rounds / self._rounds_per_epoch
+        step, is_last = state.global_step, self.has_all_steps
+        if (step == 1 and args.logging_first_step) or (
+            args.logging_strategy == "steps" and step % state.logging_steps == 0
+        ):
+            control.should_log = True
+        evaluates = args.eval_strategy == "steps" and args.eval_delay <= step
+        if evaluates and (is_last or step % state.eval_steps == 0):
+            control.should_evaluate = True
+        if args.save_strategy == "steps" and (is_last or step % state.save_steps == 0):
+            control.should_save = True
+        if is_last:
+            control.should_training_stop = True
+        self.is_scheduled = control.should_save
+        self.fire("on_step_end")
+        self._last_step, self.last_loss = (norm, rate), loss
+
+    def end_epoch(self) -> None:
+        """Set the flags that the end of the epoch asks for, tell the callbacks, and go to the next one."""
+        args, control, epoch = self._args, self.control, self.position.epoch
+        if self.has_all_steps:
+            control.should_training_stop = True
+        if args.logging_strategy == "epoch":
+            control.should_log = True
+        if args.eval_strategy == "epoch" and args.eval_delay <= (self.state.epoch or 0):
+            control.should_evaluate = True
+        if args.save_strategy == "epoch":
+            control.should_save = True
+        self.is_scheduled = control.should_save
+        self.fire("on_epoch_end")
+        self.position = Position(epoch=epoch + 1)  # what is saved now goes on with the next epoch
+
+    # As a component of checkpoints -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Collective: one rank writes what ranks have for themselves, and gathers it here."""
+        position = asdict(self.position)
+        position["is_stopped"] = self.control.should_epoch_stop and self.position.rounds > 0
+        return {"state": asdict(self.state), "position": position, "record": self.record.gather()}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        known = {each.name for each in fields(TrainerState)} - {"is_world_process_zero", "is_local_process_zero"}
+        for name, value in state_dict["state"].items():
+            if name in known:
+                setattr(self.state, name, value)
+        best = self.state.best_model_checkpoint
+        if best is not None and not os.path.isdir(best):
+            _log.warning("the best checkpoint, %s, is not there any more; it is forgotten", best)
+            self.state.best_model_checkpoint = None
+        self.position = Position(**state_dict["position"])
+        self.record.restore(state_dict["record"])
+
+
+def with_defaults(given: Iterable[object] | None, args: TrainingArguments) -> list[object]:
+    """The user's callbacks between those that every run has; the user's own of such a class takes its place."""
+    if not isinstance(given, Iterable | None):
+        raise UsageError(f"Trainer: callbacks={given!r}: must be a list of callbacks")
+    callbacks = list(given or ())
+
+    def absent(kind: type[TrainerCallback], **options: Any) -> list[object]:
+        is_given = any(isinstance(each, kind) or each is kind for each in callbacks)
+        return [] if is_given else [kind(**options)]
+
+    progress = {"use_tqdm": False} if args.disable_tqdm else {}
+    return [
+        *absent(DefaultMetrics),
+        *callbacks,
+        *absent(InfoCallback),
+        *absent(ProgressCallback, **progress),
+    ]
