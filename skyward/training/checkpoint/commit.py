@@ -8,6 +8,7 @@ replaced. At every moment either the old one is there or the new one.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import platform
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Protocol
 
 from ...process import start_time
-from .exchange import exchange
 from .folders import Folder, LocalFolder, flush_folder
 from .layout import OLD, STAGING, name_of, put_back
 from .manifest import MANIFEST, Manifest
@@ -31,6 +31,9 @@ from .objects import ObjectFolder
 __all__ = ["InsideStaging", "LocalStaging", "Staging", "discard", "new_token", "staging_in", "sweep"]
 
 _log = logging.getLogger(__name__)
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Source: linux/fcntl.h, linux/fs.h."""
 
 _TOKEN = re.compile(r"(?P<host>[0-9a-f]{8})\.(?P<pid>\d+)\.(?P<started>\d*)$")
 _DATA = "data-"
@@ -85,7 +88,7 @@ class LocalStaging:
             flush_folder(folder)
         if not final.exists():
             staged.rename(final)
-        elif not exchange(staged, final):
+        elif not _exchange(staged, final):
             return self._commit_inside(manifest)
         flush_folder(self._parent.path)
         _remove_replaced(self.folder)
@@ -261,3 +264,12 @@ def _host() -> str:
     except OSError:
         where = platform.node()
     return f"{zlib.crc32(where.encode()):08x}"
+
+
+def _exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Exchange two names. False where nothing was done: NFS and macOS cannot, nor can libraries of C without it."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    # Whatever the reason of a refusal, the caller's other way meets it too, and says it.
+    return int(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)) == 0

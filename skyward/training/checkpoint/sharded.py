@@ -84,8 +84,7 @@ def write_sharded(
     """Collective. Gives the entries of all ranks' files. allow_pickle: as `write_state`'s."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from .dcp_files import FolderSystem, writer_of
-    from .dcp_plans import PlainSavePlanner
+    from .dcp import FolderSystem, PlainSavePlanner, writer_of
 
     name = f"{key}.dcp"
     system = FolderSystem(staging.folder.child(name))
@@ -117,7 +116,7 @@ def write_whole(folder: Folder, state: Any) -> None:
     """One process's state, as a checkpoint of torch.distributed.checkpoint's own."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from .dcp_files import FolderSystem, writer_of
+    from .dcp import FolderSystem, writer_of
 
     # Others read it, so it has no marks of ours.
     with _alone_or_not(Alone()) as how:
@@ -132,7 +131,7 @@ class ShardedFiles:
     """
 
     def __init__(self, ranks: Ranks, folder: Folder, files: Sequence[FileEntry], *, allow_pickle: bool = False) -> None:
-        from .dcp_files import reader_of
+        from .dcp import reader_of
 
         for at, entry in enumerate(files):
             check_file(folder, entry, digest=at % ranks.world_size == ranks.rank)
@@ -147,7 +146,7 @@ class ShardedFiles:
         """
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        from .dcp_plans import PlainLoadPlanner
+        from .dcp import PlainLoadPlanner
 
         where = self._place.path
         state = component.stateful.state_dict()
@@ -161,8 +160,7 @@ def read_whole(folder: Folder, *, allow_pickle: bool = False) -> dict[str, Any]:
     """A state that torch.distributed.checkpoint wrote, as one process sees it whole. Raises: as `ShardedFiles`."""
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-    from .dcp_files import reader_of
-    from .dcp_plans import WholeLoadPlanner
+    from .dcp import WholeLoadPlanner, reader_of
 
     state: dict[str, Any] = {}
     reader = reader_of(folder, allow_pickle=allow_pickle)
