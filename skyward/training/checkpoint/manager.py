@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from ...errors import CheckpointNotFound, UsageError
 from .coordinator import CheckpointCoordinator
@@ -17,8 +16,6 @@ from .termination import RunTerminated, Termination
 from .verdicts import together
 
 __all__ = ["CheckpointManager"]
-
-_log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
@@ -90,7 +87,13 @@ class CheckpointManager:
             is_noticed = termination is not None and termination.is_noticed
             bits = ranks.flags((1 if is_time else 0) | (2 if is_noticed else 0))
             if termination is not None and bits & 2:
-                self._save_and_end(step, is_finite, termination)
+                path = termination.save_in_time(
+                    step,
+                    is_saved=self._last_step == step,
+                    wait=self.coordinator.wait,
+                    save=lambda: self.save(step, is_needed=True, is_finite=is_finite and is_finite()),
+                )
+                raise RunTerminated(path)
             is_due = is_due or bool(bits & 1)
         return is_due and self.save(step, metrics=metrics, is_finite=is_finite and is_finite())
 
@@ -156,13 +159,6 @@ class CheckpointManager:
         self.coordinator.close()
 
     # -----------------------------------------------------------------------------------------------------------------
-
-    def _save_and_end(self, step: int, is_finite: Callable[[], Any] | None, termination: Termination) -> NoReturn:
-        _log.warning("SIGTERM: saving step %d before the end", step)
-        if self._last_step != step:
-            self.coordinator.wait(termination.left_s)
-            self.save(step, is_needed=True, is_finite=is_finite and is_finite())
-        raise RunTerminated(self.coordinator.wait(termination.left_s))
 
     def _would_be_best(self, metrics: Mapping[str, float] | None) -> bool:
         """Without asking for the disk: a save with the metric counts as wanted."""

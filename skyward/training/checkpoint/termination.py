@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -71,6 +72,22 @@ class Termination:
         if self._at is None:
             self._at = time.monotonic()
         return max(0.1, self._at + self._grace_s - time.monotonic())
+
+    def save_in_time(
+        self, step: int, *, is_saved: bool, wait: Callable[[float], str | None], save: Callable[[], object]
+    ) -> str | None:
+        """Save the step before the machine goes, and return what `wait` gives at last.
+
+        Args:
+            is_saved: a save of the step was begun already.
+            wait: waits for the pending save, for that many seconds at most.
+            save: begins the save.
+        """
+        _log.warning("this run is being ended: saving step %d first", step)
+        if not is_saved:
+            wait(self.left_s)
+            save()
+        return wait(self.left_s)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if self._at is None:

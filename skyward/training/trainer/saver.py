@@ -239,11 +239,12 @@ class Saver:
         """
         run, step = self._run, self._run.state.global_step
         run.position.owes_evaluation = run.control.should_evaluate
-        _log.warning("this run is being ended: saving step %d first", step)
-        if self.begun_at != step:
-            self.tell(waits=True, timeout_s=self._termination.left_s)
-            self.save(is_needed=True)
-        self.tell(waits=True, timeout_s=self._termination.left_s)
+        self._termination.save_in_time(
+            step,
+            is_saved=self.begun_at == step,
+            wait=lambda timeout_s: self.tell(waits=True, timeout_s=timeout_s),
+            save=lambda: self.save(is_needed=True),
+        )
         run.agree()
         raise RunTerminated(self.checkpoints.path_of(step))
 
