@@ -1,8 +1,8 @@
 """Asking a training run: what it does now, and to save, to stop or to abort.
 
-A `Client` speaks to one run through a transport: HTTP to the port that the run listens on
+A `Client` speaks to one run through a transport: HTTP to the socket or port that the run listens on
 (`skyward.training.control.find`), or the channel that a pool has to the run's node anyway (`ComputePool.control`).
-What is said is the same: a method, a path, a JSON object each way.
+The messages are the same: a method, a path, a JSON object each way.
 """
 
 from __future__ import annotations

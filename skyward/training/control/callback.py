@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -18,7 +19,7 @@ from ..agree import Alone, Ranks
 from ..events import TrainerCallback
 from . import channel, endpoint
 from .commands import Books
-from .server import ControlServer, bind, is_loopback
+from .server import ControlServer, Gate, bind, bind_local, is_loopback
 
 __all__ = ["TrainerControlCallback"]
 
@@ -28,17 +29,19 @@ _log = logging.getLogger(__name__)
 class TrainerControlCallback(TrainerCallback):
     """Takes commands for the run: save, stop, abort, and says where it is.
 
-    Other processes of this user reach it by `skyward train`, by `skyward.training.control.find(job_id)` or by HTTP
-    (see docs/training.md); inside a call of a pool, the pool's program reaches it by `pool.control(...)`, for which no
-    port is opened. Commands are taken at the end of each step by rank 0, and the ranks agree on them there, so that all
-    of them stop at the same step. It changes nothing in signals.
+    Other processes of this user on this machine reach it by `skyward train` or `skyward.training.control.find(job_id)`,
+    through a socket that only they can open; others by HTTP, where that is asked for (see docs/training.md). Inside a
+    call of a pool, the pool's program reaches it by `pool.control(...)`, and nothing listens. Commands are taken at the
+    end of each step by rank 0, and the ranks agree on them there, so that all of them stop at the same step. It changes
+    nothing in signals.
 
     Args:
         job_id: names the run: letters, digits, ".", "_" and "-". None: `job_<time>_<host>_<process>`.
-        port: to listen on, 0 for any. None: the first that is free from 8900 on.
-        enable_http: None: outside of pools only.
-        host: the address to listen on. None: 127.0.0.1, which nobody but this machine reaches.
-        auth_token: what requests must bring. None: 32 random bytes, made when the run begins.
+        port: to listen on by HTTP, 0 for any. None: with HTTP, the first that is free from 8900 on.
+        enable_http: whether to listen on a port too, and inside a pool's call at all. None: if an option of HTTP is
+            given: port, host, auth_token or disable_auth.
+        host: the address of the port. None: 127.0.0.1, which nobody but this machine reaches.
+        auth_token: what requests to the port must bring. None: 32 random bytes, made when the run begins.
         disable_auth: requests need bring nothing: whoever reaches the port can end the run.
 
     Raises:
@@ -67,13 +70,15 @@ class TrainerControlCallback(TrainerCallback):
                 raise UsageError("auth_token: disable_auth=True asks for none; leave one of them out")
         self._wanted_id = None if job_id is None else check_job_id(job_id)
         self._port = port
-        self._enable_http = enable_http
+        is_asked_for = port is not None or host is not None or auth_token is not None or disable_auth
+        self._has_http = is_asked_for if enable_http is None else enable_http
         self._host = host or "127.0.0.1"
         self._given_token = auth_token
         self._disable_auth = disable_auth
         self._books: Books | None = None
         self._job_id: str | None = self._wanted_id
-        self._server: ControlServer | None = None
+        self._servers: list[ControlServer] = []
+        self._http: ControlServer | None = None
         self._is_aborting = False
         self._close: weakref.finalize[Any, Any] | None = None
 
@@ -84,8 +89,8 @@ class TrainerControlCallback(TrainerCallback):
 
     @property
     def port(self) -> int | None:
-        """That rank 0 listens on; None: it does not listen."""
-        return None if self._server is None else self._server.port
+        """That rank 0 listens on; None: it listens on none."""
+        return None if self._http is None else self._http.port
 
     # Life -----------------------------------------------------------------------------------------------------------
 
@@ -111,46 +116,47 @@ class TrainerControlCallback(TrainerCallback):
         books.world_size = ranks.world_size
         books.ranks([_of_this_rank(state, ranks)])  # the others come when they have met
         channel.answer_here(books)
-        wants_http = not channel.is_in_call() if self._enable_http is None else self._enable_http
-        if wants_http:
+        if self._has_http or not channel.is_in_call():
             self._listen(books, args)
         self._books, self._job_id = books, books.job_id
         # A run that ends by an exception fires no on_train_end.
-        self._close = weakref.finalize(self, _close, books, self._server)
+        self._close = weakref.finalize(self, _close, books, self._servers)
 
     def _listen(self, books: Books, args: Any) -> None:
-        sock = bind(self._host, self._port)
-        try:
-            endpoint.claim(books.job_id)
+        with contextlib.ExitStack() as undo:
             token = None if self._disable_auth else self._given_token or secrets.token_hex(32)
-            server = ControlServer([books], sock, host=self._host, token=token)
-            server.start()
-        except BaseException:
-            sock.close()
-            raise
-        try:
+            http = None
+            if self._has_http:
+                gate = Gate(host=self._host, token=token)
+                http = ControlServer([books], bind(self._host, self._port), gate=gate)
+                undo.callback(http.close)
+            endpoint.claim(books.job_id)
+            undo.callback(endpoint.withdraw, books.job_id)
+            local = ControlServer([books], bind_local())
+            undo.callback(local.close)
+            self._servers = [local] if http is None else [local, http]
+            for server in self._servers:
+                server.start()
             endpoint.announce(
                 endpoint.Endpoint(
                     job_id=books.job_id,
-                    host=sock.getsockname()[0],
-                    port=server.port,
+                    host=None if http is None else http.host,
+                    port=None if http is None else http.port,
+                    socket=local.path,
                     pid=os.getpid(),
                     started_at=time.time(),
                     output_dir=_text(args, "output_dir"),
                     logging_dir=_text(args, "logging_dir"),
-                    has_auth=token is not None,
+                    has_auth=http is not None and token is not None,
                 ),
-                token,
+                None if http is None else token,
             )
-        except BaseException:
-            server.close()
-            endpoint.withdraw(books.job_id)
-            raise
-        self._server = server
-        self._warn()
-        _log.info(
-            "control of %s: %s port %d; skyward train status %s", books.job_id, self._host, server.port, books.job_id
-        )
+            undo.pop_all()
+        self._http = http
+        if http is not None:
+            self._warn()
+            _log.info("control of %s: %s port %d", books.job_id, self._host, http.port)
+        _log.info("control of %s: skyward train status %s", books.job_id, books.job_id)
 
     def _warn(self) -> None:
         if not is_loopback(self._host):
@@ -166,7 +172,8 @@ class TrainerControlCallback(TrainerCallback):
         close, self._close = self._close, None
         if close is not None:
             close()
-        self._books = self._server = None
+        self._books = self._http = None
+        self._servers = []
 
     # What happens ---------------------------------------------------------------------------------------------------
 
@@ -251,11 +258,12 @@ def _of_this_rank(state: Any, ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def _close(books: Books, server: ControlServer | None) -> None:
+def _close(books: Books, servers: list[ControlServer]) -> None:
     """The run has ended, well or not. Its files go first: nobody is to find what does not answer any more."""
     books.ended()
-    if server is not None:
+    if servers:
         endpoint.withdraw(books.job_id)
+    for server in servers:
         server.close()
 
 

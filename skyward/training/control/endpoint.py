@@ -1,9 +1,10 @@
-"""Where a run listens, and the secret that it asks for: two files that other processes of this user find.
+"""Where a run listens, and the secret that its port asks for: files that other processes of this user find.
 
 A folder for each run, `<state>/jobs/<job_id>`, 0700; `<state>` is `$XDG_STATE_HOME/skyward`, else
-`~/.local/state/skyward`. In it `auth_token`, 0600 from its first byte, and `endpoint.json`, which has no secret. Both
-are whole or not there (a temporary file, fsync, rename), and go with the run. Those of a process that is dead, by its
-number and its start time, are of a run that was killed: nobody lists them, and the next run, or `sweep`, removes them.
+`~/.local/state/skyward`. In it `endpoint.json`, which has no secret, and for a port `auth_token`, 0600 from its first
+byte. Both are whole or not there (a temporary file, fsync, rename), and go with the run. Those of a process that is
+dead, by its number and its start time, are of a run that was killed: nobody lists them, and the next run, or `sweep`,
+removes them and its socket.
 """
 
 from __future__ import annotations
@@ -45,17 +46,22 @@ _OWNER = "owner.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where one run listens. `host` is the address that it is bound to."""
+    """Where one run listens: at a socket of this machine, and at a port where it was asked to.
+
+    `host` is the address that the port is bound to.
+    """
 
     job_id: str
-    host: str
-    port: int
+    host: str | None = None
+    port: int | None = None
+    socket: str | None = None
     pid: int
     started_at: float
     """Seconds since the epoch."""
     output_dir: str | None = None
     logging_dir: str | None = None
-    has_auth: bool = True
+    has_auth: bool = False
+    """Whether requests to the port bring a token."""
     hostname: str = field(default_factory=platform.node)
     owner: Owner = field(default_factory=Owner.this_process)
 
@@ -63,6 +69,11 @@ class Endpoint:
     def is_alive(self) -> bool:
         """Whether the process that wrote it runs."""
         return self.owner.is_alive()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine wrote it."""
+        return self.owner.is_here
 
 
 def default_job_id() -> str:
@@ -89,7 +100,7 @@ def claim(job_id: str) -> None:
                 raise UsageError(
                     f"job_id: {job_id!r} is that of a run of process {owner.pid}; choose another, or leave it out"
                 )
-            _remove(path)
+            _remove_dead(path)
             os.mkdir(path, 0o700)
             os.chmod(path, 0o700)  # a umask of the user's may have left less
             _write(path, _OWNER, json.dumps(asdict(Owner.this_process())))
@@ -155,7 +166,7 @@ def sweep(job_id: str | None = None) -> list[str]:
             owner = _owner(path)
             is_meant = job_id in (None, os.path.basename(path))
             if is_meant and (owner is None or not owner.is_alive()):
-                _remove(path)
+                _remove_dead(path)
                 swept.append(os.path.basename(path))
     return sorted(swept)
 
@@ -216,6 +227,15 @@ def _sync(folder: str) -> None:
 
 def _remove(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_dead(path: str) -> None:
+    """With the socket, which a server that is closed removes itself."""
+    endpoint = _read(path)
+    if endpoint is not None and endpoint.socket is not None and endpoint.is_here:
+        with contextlib.suppress(OSError):
+            os.unlink(endpoint.socket)
+    _remove(path)
 
 
 def _loaded(path: str, name: str) -> Any:

@@ -1,36 +1,44 @@
-"""A run's HTTP: one thread, one event loop, beside training. What clients do, or fail to do, costs training nothing.
+"""A run's HTTP, by the standard library's parser: one thread accepts, one for each connection answers, beside training.
 
-Every connection brings one request, within a deadline, of bounded size, and is closed behind the answer. There are so
-many connections at once; when one more comes, the one that has not brought its request for longest makes room, so
-clients that are slow on purpose keep nobody out. Requests that wait do so in a few threads, which sleep.
+The clients are processes of one user on one machine, by a socket in a private folder; and, where it is asked for, any
+that reach a port. Each connection brings one request, of bounded size, within a deadline, and is closed after the
+answer. The number of connections is bounded: one more makes the slowest give way, so that clients that are slow on
+purpose keep nobody out. `http.server.ThreadingHTTPServer` bounds none of this, so only its parser of requests serves
+here; a server package would be a dependency of every run for five routes.
 
-Who may ask: first the Host header must name this machine by address, as "localhost" or as it was bound, and an Origin
-its own, so that no web page reaches a run through a browser (DNS rebinding); then comes the bearer token, before
-anything that a request says is looked at.
+At a port, the Host header must name this machine by address, as "localhost" or as it was bound, and an Origin its own,
+so that no web page reaches a run through a browser (DNS rebinding). Then the bearer token is checked.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import hmac
+import io
 import ipaddress
 import json
 import logging
+import os
+import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from email.message import Message
 from http import HTTPStatus
+from http.client import HTTPException
+from http.server import BaseHTTPRequestHandler
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ...errors import UsageError
+from ...ownership import runtime_folder
 from .api import BODY_LIMIT, Answer, Request, answer
 from .commands import Books
 
-__all__ = ["FIRST_PORT", "ControlServer", "bind", "is_loopback"]
+__all__ = ["FIRST_PORT", "ControlServer", "Gate", "bind", "bind_local", "is_loopback"]
 
 FIRST_PORT = 8900
 """The first that is tried, and 99 after it."""
@@ -45,9 +53,9 @@ ANSWER_S = 10.0
 DRAIN_S = 1.0
 LAST_WORDS_S = 2.0
 """Seconds for the answers that are on their way when the run ends."""
-_HEAD_LIMIT = 16 * 1024
-_MAX_HEADERS = 64
-_START_S = 10.0
+_REQUEST_LIMIT = 16 * 1024 + BODY_LIMIT
+_LOOK_S = 1.0
+"""Seconds between two looks whether the run has ended; a connection of our own wakes `accept` earlier."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +83,6 @@ def bind(host: str, port: int | None) -> socket.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((address[0], tried))
             sock.listen(MAX_CONNECTIONS)
-            sock.setblocking(False)
         except OSError as error:
             sock.close()
             if error.errno == errno.EADDRINUSE and port is None:
@@ -85,177 +92,49 @@ def bind(host: str, port: int | None) -> socket.socket:
     raise UsageError(f"port: {host} has no free port from {FIRST_PORT} to {FIRST_PORT + _PORTS - 1}; give one, or 0")
 
 
-class ControlServer:
-    """Answers for `runs` on a socket that listens, from `start` to `close`.
+def bind_local() -> socket.socket:
+    """Return a socket that listens for processes of this user on this machine: 0600, in a 0700 folder.
 
-    token: what a request must bring; None: nothing.
+    Raises: UsageError.
     """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path = os.path.join(runtime_folder("skyward-jobs"), secrets.token_hex(8))
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        sock.close()
+        raise UsageError(f"control socket: cannot be made: {error}") from error
+    except UsageError:
+        sock.close()
+        raise
+    return sock
 
-    def __init__(self, runs: Iterable[Books], sock: socket.socket, *, host: str, token: str | None) -> None:
-        self._runs = list(runs)
-        self._sock = sock
-        self._host = host.lower()
-        self._token = None if token is None else token.encode()
-        self._loop = asyncio.new_event_loop()
-        self._open: dict[_Connection, None] = {}
-        self._waiting = 0
-        self._stop = asyncio.Event()
-        self._is_up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="skyward-control", daemon=True)
 
-    @property
-    def port(self) -> int:
-        return int(self._sock.getsockname()[1])
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """Who may ask at a port. `host`: the address as it was given; `token`: what requests bring; None: nothing."""
 
-    def start(self) -> None:
-        """Returns when requests are answered. Raises: UsageError."""
-        self._thread.start()
-        if not self._is_up.wait(_START_S):
-            raise UsageError(f"port: nothing answers on port {self.port} after {_START_S:g} s")
+    host: str
+    token: str | None = field(repr=False)
 
-    def close(self) -> None:
-        """Gives answers that are on their way a moment, then closes everything. Idempotent."""
-        if self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(LAST_WORDS_S + 5)
-
-    # The thread -----------------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._serve())
-        finally:
-            self._loop.close()
-
-    async def _serve(self) -> None:
-        accepting = asyncio.create_task(self._accept())
-        self._is_up.set()
-        await self._stop.wait()
-        accepting.cancel()
-        # A fork of the run, a loader's worker say, may hold the socket too: closed alone, it would still listen.
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-        for connection in list(self._open):
-            if not connection.is_wanted:
-                connection.task.cancel()
-        tasks = [connection.task for connection in self._open]
-        if tasks:
-            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
-        for task in (*tasks, accepting):
-            task.cancel()
-        await asyncio.gather(*tasks, accepting, return_exceptions=True)
-
-    async def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = await self._loop.sock_accept(self._sock)
-            except OSError as error:  # no descriptors are left, or the peer has gone again
-                if self._sock.fileno() < 0:
-                    return
-                _log.debug("control: a connection was not taken: %s", error)
-                await asyncio.sleep(0.1)
-                continue
-            if len(self._open) >= MAX_CONNECTIONS:
-                slowest = next((each for each in self._open if not each.is_wanted), None)
-                if slowest is None:
-                    sock.close()
-                    continue
-                slowest.task.cancel()
-                self._open.pop(slowest, None)
-            sock.setblocking(False)
-            connection = _Connection(sock)
-            self._open[connection] = None
-            connection.task = asyncio.create_task(self._talk(connection))
-            # Not within the task: one that is cancelled before it begins runs nothing.
-            connection.task.add_done_callback(partial(self._forget, connection))
-
-    async def _talk(self, connection: _Connection) -> None:
-        try:
-            try:
-                async with asyncio.timeout(REQUEST_S):
-                    said = await self._hear(connection)
-            except TimeoutError:
-                said = _error(408, "the request did not come in time")
-            connection.is_wanted = isinstance(said, Request)
-            reply = await self._answered(said) if isinstance(said, Request) else said
-            async with asyncio.timeout(ANSWER_S):
-                await self._loop.sock_sendall(connection.sock, _as_http(reply))
-            connection.is_wanted = False
-            async with asyncio.timeout(DRAIN_S):
-                await self._drain(connection)
-        except (OSError, TimeoutError, EOFError):
-            pass  # the client went, or reads nothing
-        except Exception:
-            _log.exception("control: a request failed; training goes on")
-
-    def _forget(self, connection: _Connection, _: object) -> None:
-        self._open.pop(connection, None)
-        connection.sock.close()
-
-    async def _drain(self, connection: _Connection) -> None:
-        """What the client still sends is read away, a little: closed over it, the answer would be lost too."""
-        connection.sock.shutdown(socket.SHUT_WR)
-        for _ in range(8):
-            if not await self._loop.sock_recv(connection.sock, 1 << 16):
-                return
-
-    # One request ----------------------------------------------------------------------------------------------------
-
-    async def _hear(self, connection: _Connection) -> Request | Answer:
-        """The request, or why it is refused."""
-        head = await self._head(connection)
-        if isinstance(head, Answer):
-            return head
-        refused = self._refused(head)
-        if refused is not None:
-            return refused
-        body = b""
-        size = head.body_size
-        if isinstance(size, Answer):
-            return size
-        if size:
-            if head.values("expect"):
-                await self._loop.sock_sendall(connection.sock, b"HTTP/1.1 100 Continue\r\n\r\n")
-            while len(connection.data) < size:
-                await self._more(connection, size - len(connection.data))
-            body = bytes(connection.data[:size])
-        path, _, query = head.target.partition("?")
-        # A path that is no UTF-8 names nothing here, and is a 404.
-        return Request(
-            method=head.method, path=unquote_to_bytes(path).decode("utf-8", "replace"), query=query, body=body
-        )
-
-    async def _head(self, connection: _Connection) -> _Head | Answer:
-        data = connection.data
-        while (end := data.find(b"\r\n\r\n")) < 0:
-            if len(data) > _HEAD_LIMIT:
-                return _error(431, f"the head of a request is at most {_HEAD_LIMIT} bytes")
-            await self._more(connection, _HEAD_LIMIT)
-        lines = bytes(data[:end]).split(b"\r\n")
-        del data[: end + 4]
-        return _parsed(lines)
-
-    async def _more(self, connection: _Connection, at_most: int) -> None:
-        piece = await self._loop.sock_recv(connection.sock, min(at_most, 1 << 16) or 1)
-        if not piece:
-            raise EOFError
-        connection.data += piece
-
-    def _refused(self, head: _Head) -> Answer | None:
-        hosts = head.values("host")
+    def refusal(self, headers: Message) -> Answer | None:
+        """Return why the request is refused; None: it is not. Nothing else of it has been looked at."""
+        hosts = _values(headers, "host")
         if len(hosts) != 1:
             return _error(400, "one Host header is needed")
         if not self._is_ours(hosts[0]):
             return _error(403, "the Host header does not name this machine; use its address, or localhost")
-        if any(origin.partition(b"://")[2] != hosts[0] for origin in head.values("origin")):
+        if any(origin.partition("://")[2] != hosts[0] for origin in _values(headers, "origin")):
             return _error(403, "requests of other sites are refused")
-        if self._token is None:
+        if self.token is None:
             return None
-        scheme, _, given = (head.values("authorization") or [b""])[0].partition(b" ")
-        is_right = hmac.compare_digest(given.strip(), self._token)  # any bytes; the time says nothing of them
-        if is_right and scheme.lower() == b"bearer" and len(head.values("authorization")) == 1:
+        given = _values(headers, "authorization")
+        scheme, _, token = (given or [""])[0].partition(" ")
+        # Any bytes; the time says nothing of them.
+        is_right = hmac.compare_digest(token.strip().encode("utf-8", "replace"), self.token.encode())
+        if is_right and scheme.lower() == "bearer" and len(given) == 1:
             return None
         return Answer(
             status=401,
@@ -263,9 +142,9 @@ class ControlServer:
             headers=(("WWW-Authenticate", 'Bearer realm="skyward"'),),
         )
 
-    def _is_ours(self, host: bytes) -> bool:
-        """An address cannot be rebound; a name can, but for those that we know."""
-        name = host.decode("latin-1").lower()
+    def _is_ours(self, host: str) -> bool:
+        """An address cannot be rebound; a name can, except those that we know."""
+        name = host.lower()
         if name.startswith("["):
             name = name[1:].partition("]")[0]
         elif name.count(":") == 1:
@@ -273,36 +152,117 @@ class ControlServer:
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(name)
             return True
-        names = {"localhost", self._host}
-        if not is_loopback(self._host):
-            names |= {socket.gethostname().lower()}
-        return name in names
+        bound = self.host.lower()
+        return name in {"localhost", bound} or (not is_loopback(bound) and name == socket.gethostname().lower())
 
-    async def _answered(self, request: Request) -> Answer:
-        """Here at once, or, where it waits, by a thread that may sleep."""
-        now = answer(self._runs, request, may_wait=False)
-        if now.status != HTTPStatus.ACCEPTED or "wait=" not in request.query or self._waiting >= MAX_WAITING:
-            return now
-        if request.method == "POST":  # it is entered; what is left is to wait for it
-            path = f"/jobs/{request.path.split('/')[2]}/commands/{now.body['request_id']}"
-            request = Request(method="GET", path=path, query=request.query)
-        self._waiting += 1
+
+class ControlServer:
+    """Answers for `runs` on a socket that listens, from `start` to `close`.
+
+    gate: None: whoever reaches the socket may ask.
+    """
+
+    def __init__(self, runs: Iterable[Books], sock: socket.socket, *, gate: Gate | None = None) -> None:
+        self.runs = list(runs)
+        self.gate = gate
+        self.waiting = threading.BoundedSemaphore(MAX_WAITING)
+        self._sock = sock
+        self._address: Any = sock.getsockname()
+        self._open: dict[_Connection, None] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._accept, name="skyward-control", daemon=True)
+
+    @property
+    def host(self) -> str:
+        """The address of the port."""
+        return str(self._address[0])
+
+    @property
+    def port(self) -> int:
+        return int(self._address[1])
+
+    @property
+    def path(self) -> str:
+        """Of a local socket."""
+        return str(self._address)
+
+    def start(self) -> None:
+        """Requests are answered from now on."""
+        self._sock.settimeout(_LOOK_S)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Gives answers that are on their way a moment, then closes everything. Idempotent."""
+        self._stop.set()
+        with contextlib.suppress(OSError), socket.socket(self._sock.family) as waker:  # `accept` must see it
+            waker.settimeout(_LOOK_S)
+            waker.connect(self._address)
+        # A fork of the run, a loader's worker say, may hold the socket too: closed alone, it would still listen.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._thread.ident is not None:
+            self._thread.join(_LOOK_S + 5)
+        self._sock.close()
+        if self._sock.family == socket.AF_UNIX:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+        with self._lock:
+            connections = list(self._open)
+        for connection in connections:
+            if not connection.is_wanted:
+                connection.give_up()
+        deadline = time.monotonic() + LAST_WORDS_S
+        for connection in connections:
+            connection.thread.join(max(0.0, deadline - time.monotonic()))
+        for connection in connections:
+            connection.give_up()
+            connection.thread.join(1.0)
+
+    def _accept(self) -> None:
+        while not self._stop.is_set():
+            try:
+                sock, _ = self._sock.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:  # no descriptors are left, or the peer has gone again; or the run ends
+                if not self._stop.wait(0.1):
+                    _log.debug("control: a connection was not taken: %s", error)
+                continue
+            if self._stop.is_set():
+                sock.close()
+                return
+            connection = _Connection(sock)
+            connection.thread = threading.Thread(
+                target=self._talk, args=(connection,), name="skyward-control-request", daemon=True
+            )
+            if self._admit(connection):
+                connection.thread.start()
+            else:
+                sock.close()
+
+    def _admit(self, connection: _Connection) -> bool:
+        with self._lock:
+            if len(self._open) >= MAX_CONNECTIONS:
+                slowest = next((other for other in self._open if not other.is_wanted), None)
+                if slowest is None:
+                    return False
+                slowest.give_up()
+                del self._open[slowest]
+            self._open[connection] = None
+            return True
+
+    def _talk(self, connection: _Connection) -> None:
         try:
-            return await self._in_a_thread(request)
+            _Handler(self, connection).answer()
+        except (OSError, EOFError):
+            pass  # the client went, or reads nothing
+        except Exception:
+            _log.exception("control: a request failed; training goes on")
         finally:
-            self._waiting -= 1
-
-    async def _in_a_thread(self, request: Request) -> Answer:
-        """A daemon, unlike those of an executor: a run that ends by an exception does not wait for it."""
-        done: asyncio.Future[Answer] = self._loop.create_future()
-
-        def wait() -> None:
-            reply = answer(self._runs, request)
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(reply))
-
-        threading.Thread(target=wait, name="skyward-control-wait", daemon=True).start()
-        return await done
+            with self._lock:
+                self._open.pop(connection, None)
+            connection.sock.close()
 
 
 @dataclass(eq=False)
@@ -310,50 +270,127 @@ class _Connection:
     """`is_wanted`: its request is here, may be made, and is not answered yet."""
 
     sock: socket.socket
-    data: bytearray = field(default_factory=bytearray)
     is_wanted: bool = False
-    task: asyncio.Task[None] = field(init=False)
+    thread: threading.Thread = field(init=False)
+
+    def give_up(self) -> None:
+        """End what its thread waits for."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Head:
-    """A request's first line and its headers; names in lower case, values as they came."""
+class _BoundedReader(io.RawIOBase):
+    """Reads from a socket until a deadline, and at most `_REQUEST_LIMIT` bytes."""
 
-    method: str
-    target: str
-    headers: tuple[tuple[str, bytes], ...]
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._deadline = time.monotonic() + REQUEST_S
+        self._left = _REQUEST_LIMIT
 
-    def values(self, name: str) -> list[bytes]:
-        return [value for each, value in self.headers if each == name]
+    def readable(self) -> bool:
+        return True
 
-    @property
-    def body_size(self) -> int | Answer:
-        if self.values("transfer-encoding"):
-            return _error(501, "a body needs a Content-Length")
-        sizes = set(self.values("content-length"))
-        if not sizes:
-            return 0
-        size = sizes.pop()
-        if sizes or not size.isdigit() or len(size) > 18:
-            return _error(400, "Content-Length is not a number of bytes")
-        if int(size) > BODY_LIMIT:
-            return _error(413, f"a body is at most {BODY_LIMIT} bytes")
-        return int(size)
+    def readinto(self, buffer: Any) -> int:
+        if not self._left:
+            raise HTTPException("too large")
+        self._sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+        count = self._sock.recv_into(memoryview(buffer)[: self._left])
+        self._left -= count
+        return count
 
 
-def _parsed(lines: list[bytes]) -> _Head | Answer:
-    parts = lines[0].split(b" ")
-    if len(parts) != 3 or not parts[2].startswith(b"HTTP/1.") or not parts[0].isalpha():
-        return _error(400, "this is no HTTP/1.1 request")
-    if len(lines) - 1 > _MAX_HEADERS:
-        return _error(431, f"a request has at most {_MAX_HEADERS} headers")
-    headers = []
-    for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        if not colon or not name or name != name.strip() or b"\n" in line or b"\r" in line or b"\0" in line:
-            return _error(400, "a header is not one")
-        headers.append((name.decode("latin-1").lower(), value.strip(b" \t")))
-    return _Head(method=parts[0].decode("ascii"), target=parts[1].decode("latin-1"), headers=tuple(headers))
+class _Handler(BaseHTTPRequestHandler):
+    """One request. The library parses its head; reading, refusing and answering within bounds is here."""
+
+    protocol_version = "HTTP/1.1"
+    default_request_version = "HTTP/1.1"  # what is no request is answered too
+
+    def __init__(self, server: ControlServer, connection: _Connection) -> None:
+        self._control = server
+        self._connection = connection
+        self.rfile = io.BufferedReader(_BoundedReader(connection.sock))
+
+    def answer(self) -> None:
+        """Raises OSError or EOFError where the client went, or takes nothing."""
+        try:
+            said = self._hear()
+        except TimeoutError:
+            said = _error(408, "the request did not come in time")
+        except HTTPException:
+            said = _error(431, f"a request is at most {_REQUEST_LIMIT} bytes")
+        if said is None:
+            return
+        self._connection.is_wanted = isinstance(said, Request)
+        self._send(_as_http(self._answered(said) if isinstance(said, Request) else said))
+        self._connection.is_wanted = False
+        self._drain()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the library refuses."""
+        self._send(_as_http(_error(code, (message or HTTPStatus(code).phrase)[:200])))
+        self._drain()
+
+    def handle_expect_100(self) -> bool:
+        self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def _hear(self) -> Request | Answer | None:
+        """The request, or why it is refused; None: the library has refused it."""
+        self.raw_requestline = self.rfile.readline()
+        if not self.raw_requestline:
+            raise EOFError
+        if not self.parse_request():
+            return None
+        gate = self._control.gate
+        refused = None if gate is None else gate.refusal(self.headers)
+        size = _body_size(self.headers) if refused is None else refused
+        if isinstance(size, Answer):
+            return size
+        body = self.rfile.read(size)
+        if len(body) < size:
+            raise EOFError
+        path, _, query = self.path.partition("?")
+        # A path that is no UTF-8 names nothing here, and is a 404.
+        return Request(
+            method=self.command, path=unquote_to_bytes(path).decode("utf-8", "replace"), query=query, body=body
+        )
+
+    def _answered(self, request: Request) -> Answer:
+        if "wait=" not in request.query or not self._control.waiting.acquire(blocking=False):
+            return answer(self._control.runs, request, may_wait=False)
+        try:
+            return answer(self._control.runs, request)
+        finally:
+            self._control.waiting.release()
+
+    def _send(self, data: bytes) -> None:
+        self._connection.sock.settimeout(ANSWER_S)
+        self._connection.sock.sendall(data)
+
+    def _drain(self) -> None:
+        """Read away what the client still sends, a little: closed over it, the answer would be lost too."""
+        sock = self._connection.sock
+        sock.shutdown(socket.SHUT_WR)
+        sock.settimeout(DRAIN_S)
+        for _ in range(8):
+            if not sock.recv(1 << 16):
+                return
+
+
+def _values(headers: Message, name: str) -> list[str]:
+    return [str(value).strip() for value in headers.get_all(name, [])]
+
+
+def _body_size(headers: Message) -> int | Answer:
+    if _values(headers, "transfer-encoding"):
+        return _error(501, "a body needs a Content-Length")
+    sizes = set(_values(headers, "content-length")) or {"0"}
+    size = sizes.pop()
+    if sizes or not (size.isascii() and size.isdigit()) or len(size) > 18:
+        return _error(400, "Content-Length is not a number of bytes")
+    if int(size) > BODY_LIMIT:
+        return _error(413, f"a body is at most {BODY_LIMIT} bytes")
+    return int(size)
 
 
 def _error(status: int, message: str) -> Answer:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 
 from skyward.errors import ControlFailed, UsageError
 from skyward.training.control import TrainerControlCallback, find, runs, sweep
+from skyward.training.control.client import client_of
 from skyward.training.control.commands import Books, plain
 from tests.training.control.run import Run, run_in_thread
 from tests.waiting import until
@@ -37,6 +39,10 @@ def step() -> None:
 
 
 def a_run(**options: Any) -> Run:
+    return Run([TrainerControlCallback(job_id="job")], pause=step, **options)
+
+
+def a_run_with_http(**options: Any) -> Run:
     return Run([TrainerControlCallback(job_id="job", port=0)], pause=step, **options)
 
 
@@ -184,7 +190,7 @@ def test_files_are_this_users_alone_and_go_with_the_run(jobs: Path) -> None:
     os.umask(before := os.umask(0o777))
     os.umask(0)  # whatever the umask is
     try:
-        with run_in_thread(a_run()):
+        with run_in_thread(a_run_with_http()):
             folder = jobs / "job"
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
             assert {path.name for path in folder.iterdir()} == {"auth_token", "endpoint.json", "owner.json"}
@@ -195,8 +201,14 @@ def test_files_are_this_users_alone_and_go_with_the_run(jobs: Path) -> None:
             said = json.loads((folder / "endpoint.json").read_text())
             assert (said["job_id"], said["host"], said["pid"]) == ("job", "127.0.0.1", os.getpid())
             assert said["output_dir"] == "o"
-            assert [each.job_id for each in runs()] == ["job"]
+            (endpoint,) = runs()
+            assert (endpoint.job_id, endpoint.has_auth) == ("job", True)
+            assert endpoint.socket is not None
+            local = Path(endpoint.socket)
+            assert stat.S_IMODE(local.stat().st_mode) == 0o600
+            assert stat.S_IMODE(local.parent.stat().st_mode) == 0o700
         assert not folder.exists()
+        assert not local.exists()
     finally:
         os.umask(before)
 
@@ -211,7 +223,7 @@ def test_the_token_has_no_moment_in_which_others_may_read_it(monkeypatch: pytest
         return real(path, flags, mode, **options)
 
     monkeypatch.setattr(os, "open", seen)
-    with run_in_thread(a_run()):
+    with run_in_thread(a_run_with_http()):
         assert {name.partition(".")[0] for name, _, _ in modes} == {"auth_token", "endpoint", "owner"}
         assert all(flags & os.O_EXCL and flags & os.O_CREAT and mode == 0o600 for _, flags, mode in modes)
 
@@ -263,12 +275,14 @@ def test_the_files_of_a_killed_run_are_ignored_and_swept(jobs: Path) -> None:
         assert find("killed").status().status == "running"
         process.kill()
         process.wait()
-        assert (jobs / "killed" / "endpoint.json").exists()
+        local = Path(json.loads((jobs / "killed" / "endpoint.json").read_text())["socket"])
+        assert local.exists()
         assert runs() == []
         with pytest.raises(ControlFailed, match="no run called 'killed'"):
             find("killed")
     with run_in_thread(a_run()):  # the next one sweeps
         assert sorted(path.name for path in jobs.iterdir()) == [".lock", "job"]
+        assert not local.exists()
 
 
 def test_another_process_stops_a_run() -> None:
@@ -318,7 +332,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_run_and_leaves_nothing(jobs: Pa
 
 
 def test_a_port_is_found_by_binding_it() -> None:
-    controls = [TrainerControlCallback(job_id=f"job{n}") for n in range(3)]
+    controls = [TrainerControlCallback(job_id=f"job{n}", enable_http=True) for n in range(3)]
     with (
         run_in_thread(Run([controls[0]], pause=step)),
         run_in_thread(Run([controls[1]], pause=step)),
@@ -371,8 +385,38 @@ def test_a_run_that_fails_and_is_dropped_listens_no_more(jobs: Path) -> None:
     assert not (jobs / "job").exists()
 
 
-def test_without_http_nothing_listens(jobs: Path) -> None:
-    control = TrainerControlCallback(enable_http=False)
+@pytest.mark.parametrize("options", [{}, {"enable_http": False}, {"enable_http": False, "port": 0}])
+def test_no_port_is_opened_unless_it_is_asked_for(jobs: Path, options: dict[str, Any]) -> None:
+    control = TrainerControlCallback(job_id="job", **options)
     with run_in_thread(Run([control], pause=step)):
-        assert control.port is None
-        assert runs() == []
+        (endpoint,) = runs()
+        assert (control.port, endpoint.port, endpoint.host) == (None, None, None)
+        assert sorted(path.name for path in (jobs / "job").iterdir()) == ["endpoint.json", "owner.json"]
+        assert find("job").status().status == "running"
+
+
+@pytest.mark.parametrize("options", [{"enable_http": True}, {"port": 0}, {"host": "127.0.0.1"}, {"auth_token": "x"}])
+def test_a_run_that_is_asked_to_answers_at_a_port_and_at_its_socket(options: dict[str, Any]) -> None:
+    control = TrainerControlCallback(job_id="job", **options)
+    with run_in_thread(Run([control], pause=step)):
+        (endpoint,) = runs()
+        assert endpoint.port == control.port
+        by_port = client_of(replace(endpoint, socket=None))
+        assert by_port.status().job_id == find("job").status().job_id == "job"
+
+
+def test_a_run_on_another_machine_that_listens_only_there_is_said_to() -> None:
+    with run_in_thread(a_run()):
+        (endpoint,) = runs()
+        elsewhere = replace(endpoint, owner=replace(endpoint.owner, host="elsewhere"), hostname="gpu1")
+        with pytest.raises(ControlFailed, match=r"it runs on gpu1 .*enable_http=True"):
+            client_of(elsewhere)
+
+
+def test_the_endpoint_of_a_run_of_the_version_before_is_read(jobs: Path) -> None:
+    """It had no socket, and a token at each port."""
+    with run_in_thread(a_run_with_http()):
+        file = jobs / "job" / "endpoint.json"
+        before = {name: value for name, value in json.loads(file.read_text()).items() if name != "socket"}
+        file.write_text(json.dumps(before))
+        assert find("job").status().status == "running"

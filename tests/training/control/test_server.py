@@ -18,7 +18,7 @@ import pytest
 from skyward.control import COMMANDS
 from skyward.training.control import TrainerControlCallback, server
 from skyward.training.control.commands import Books
-from skyward.training.control.server import ControlServer, bind
+from skyward.training.control.server import ControlServer, Gate, bind, bind_local
 from tests.training.control.run import Run, run_in_thread
 from tests.waiting import until
 
@@ -33,7 +33,7 @@ def state(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.contextmanager
 def serving(token: str | None = TOKEN, host: str = "127.0.0.1") -> Iterator[tuple[Books, int]]:
     books = Books("job")
-    running = ControlServer([books], bind(host, 0), host=host, token=token)
+    running = ControlServer([books], bind(host, 0), gate=Gate(host=host, token=token))
     running.start()
     try:
         yield books, running.port
@@ -280,14 +280,13 @@ def test_the_name_that_was_bound_is_taken() -> None:
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (b"\r\n\r\n", 400),
         (b"GET\r\n\r\n", 400),
         (b"GET /jobs\r\n\r\n", 400),
         (b"GET /jobs HTTP/2\r\n\r\n", 400),
         (b"G3T /jobs HTTP/1.1\r\n\r\n", 400),
         (b"GET /jobs HTTP/1.1\r\nno colon\r\n\r\n", 400),
         (b"GET /jobs HTTP/1.1\r\n folded: x\r\n\r\n", 400),
-        (b"GET /jobs HTTP/1.1\r\nHost: localhost\nX: y\r\n\r\n", 400),
+        (b"GET /jobs HTTP/1.1\r\nHost: localhost\nX: y\r\n\r\n", 401),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 400),
         (b"GET /jobs HTTP/1.1\r\n" + b"X: y\r\n" * 100 + b"\r\n", 431),
         (b"GET /jobs HTTP/1.1\r\nX: " + b"y" * 100_000, 431),
@@ -317,6 +316,10 @@ def test_the_name_that_was_bound_is_taken() -> None:
 def test_what_is_no_request_is_refused(served: tuple[Books, int], data: bytes, status: int) -> None:
     answer = said(served[1], data.replace(b"Bearer T\r\n", b"Bearer " + TOKEN.encode() + b"\r\n"))
     assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_an_empty_line_is_no_request(served: tuple[Books, int]) -> None:
+    assert said(served[1], b"\r\n\r\n") == b""
 
 
 def test_a_body_that_ends_early_is_no_request(served: tuple[Books, int]) -> None:
@@ -440,7 +443,7 @@ def test_a_server_that_is_closed_ends_its_connections_and_its_thread() -> None:
         until(lambda: asked(port)[0] == 200)
         before = time.monotonic()
     assert time.monotonic() - before < 5
-    assert threading.active_count() == others
+    until(lambda: threading.active_count() == others)
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=1)
 
@@ -481,3 +484,17 @@ def test_fifty_slow_clients_do_not_slow_training() -> None:
             client.join()
     # What a step costs the thread that trains. How long it waits meanwhile depends on what else the machine does.
     assert beside < 2 * alone
+
+
+def test_a_local_socket_asks_for_no_token_and_goes_with_its_server() -> None:
+    sock = bind_local()
+    local = ControlServer([Books("job")], sock)
+    local.start()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        client.connect(local.path)
+        client.sendall(b"GET /jobs HTTP/1.1\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+    local.close()
+    with socket.socket(socket.AF_UNIX) as client, pytest.raises(FileNotFoundError):
+        client.connect(local.path)
