@@ -9,6 +9,6 @@ __all__ = ["engine_of"]
 
 
 def engine_of(pool: sky.ComputePool) -> DirectEngine:
-    engine, _ = pool._life.running()
+    engine, _ = pool._life.running()  # users never hold the engine, so no public name leads to it
     assert isinstance(engine, DirectEngine)
     return engine

@@ -128,6 +128,7 @@ def test_several_runs_of_one_call_are_told_apart(pool: sky.ComputePool) -> None:
 
 def _runs_there(control: Any) -> int:
     try:
+        # No command lists the runs of a call.
         return len(control._transport.ask("GET", "/jobs", None, timeout_s=5)[1]["jobs"])
     except ControlFailed:
         return 0
@@ -181,6 +182,7 @@ def test_a_call_whose_process_stands_still_answers_late_and_hurts_nobody(pool: s
 
     def ask() -> None:
         try:
+            # Commands wait longer than a test may.
             control._transport.ask("GET", "/jobs", None, timeout_s=0.5)
         except ControlFailed as error:
             answers.append(str(error))

@@ -334,6 +334,7 @@ class TestEnds:
     def open_calls(self, pool: sky.ComputePool) -> int:
         engine = engine_of(pool)
         nested = engine.nested
+        # What is left of calls that have ended costs memory and nothing else.
         return len(engine.books.tasks) + len(engine.books.gangs) + len(nested._calls) + len(nested._by_parent)
 
     @pytest.mark.parametrize("how", ["returns", "raises", "dies", "is cancelled", "is late"])

@@ -283,7 +283,7 @@ def test_no_ssh_configuration_of_a_stranger_is_read(shared: Path, connect: Calla
 
 
 def test_a_runtime_folder_is_short_wherever_tmpdir_is(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "_LONGEST_BASE", 10)
+    monkeypatch.setattr(ownership, "_LONGEST_BASE", 10)  # any folder of a test is too long then
     try:
         assert runtime_folder("skyward-test") == f"/tmp/skyward-test-{os.getuid()}"
     finally:

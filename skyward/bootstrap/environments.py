@@ -16,7 +16,7 @@ from ..errors import UsageError
 from ..image import Image
 from .wheel import Wheel, own_wheel, repacked
 
-__all__ = ["Ours", "Users", "best_python", "ours_for", "users_for", "wanted_pythons"]
+__all__ = ["Ours", "Users", "best_python", "ours_for", "runs_on", "users_for", "wanted_pythons"]
 
 _FORMAT = 1
 """Part of every name: raised when what a script makes of the same content changes."""
@@ -39,7 +39,7 @@ class Ours:
         wheels, others = [own_wheel()], []
         for project in _COMPANIONS:
             wheel = repacked(project)
-            if wheel is not None and any(_runs_on(tag, machine, libc) for tag in wheel.tags):
+            if wheel is not None and any(runs_on(tag, machine, libc) for tag in wheel.tags):
                 wheels.append(wheel)
             else:
                 others.append(f"{project}=={importlib.metadata.version(project)}")
@@ -134,7 +134,7 @@ def _hash(*content: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _runs_on(tag: str, machine: str, libc: str) -> bool:
+def runs_on(tag: str, machine: str, libc: str) -> bool:
     """Whether a wheel with this tag, of the client's own Python, runs there."""
     where = tag.rpartition("-")[2]
     if where == "any":

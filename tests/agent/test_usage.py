@@ -67,4 +67,5 @@ def test_a_pool_that_nobody_listens_to_is_not_asked() -> None:
         pass
     assert not [event for event in heard if isinstance(event, events.NodeUsage)]  # it comes after 2 s
     with sky.ComputePool(sky.Local()) as pool:
+        # That nothing is asked shows nowhere else: an answer that nobody hears is dropped.
         assert engine_of(pool).nodes._usage_tenths == 0

@@ -30,6 +30,7 @@ class Machine:
         )
         monkeypatch.setattr(watchdog, "time", clock)
         monkeypatch.setattr(watchdog, "os", system)
+        # The real one sleeps in a system call, by the real clock.
         monkeypatch.setattr(watchdog, "_wait_for_child", self._wait)
 
     def _wait(self, limit_s: float) -> None:
@@ -40,7 +41,7 @@ class Machine:
 
 def watch(lease: watchdog.Lease) -> Any:
     try:
-        return watchdog._watch(1, lease, STANDBY)
+        return watchdog._watch(1, lease, STANDBY)  # `guard` around it forks, and this clock is not in the child
     except KeyboardInterrupt:
         return None
 

@@ -16,7 +16,7 @@ import cloudpickle
 import pytest
 
 import skyward
-from skyward.bootstrap.environments import _runs_on, best_python
+from skyward.bootstrap.environments import best_python, runs_on
 from skyward.bootstrap.payload import LOADER
 from skyward.bootstrap.uv import ClientUv, client_uv, packed_uv
 from skyward.bootstrap.wheel import Wheel, own_wheel, repacked
@@ -97,7 +97,7 @@ def test_wheels_made_here_can_be_installed_and_imported(tmp_path: Path) -> None:
 def test_a_compiled_wheel_of_the_client_s_is_taken_only_where_it_runs(
     tag: str, machine: str, libc: str, runs: bool
 ) -> None:
-    assert _runs_on(tag, machine, libc) is runs
+    assert runs_on(tag, machine, libc) is runs
 
 
 def test_the_interpreter_is_of_the_minor_version_and_the_client_s_patch_release_where_there_is_one() -> None:

@@ -84,7 +84,7 @@ def test_a_gang_fails_as_one_when_a_host_loses_its_power(place: Places, ledger_o
 def test_a_spare_host_takes_the_place_of_one_without_power(
     place: Places, ledger_of: NewLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 2.0)
+    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 2.0)  # no option: only tests wait for nobody
     here = place(3)
     ledger = ledger_of(here)
     call = noted(ledger.path, 0.01).with_options(retries=5)

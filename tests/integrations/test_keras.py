@@ -512,6 +512,7 @@ def test_on_torch_keras_is_as_it_was_afterwards(pool: ComputePool) -> None:
 
 
 def test_buckets_hold_tensors_of_one_kind_up_to_a_size() -> None:
+    # Which tensors are sent together changes no result, only the time of gangs of several GPUs.
     from skyward.integrations.keras_parallel import _buckets
 
     def tensor(kind: str, mebibytes: float) -> Any:

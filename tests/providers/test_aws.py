@@ -26,7 +26,7 @@ from skyward.providers.aws import AWS
 from skyward.providers.aws import prices as aws_prices
 from skyward.providers.aws import types as aws_types
 from skyward.providers.aws.clients import clients
-from skyward.providers.aws.ec2 import _host_keys
+from skyward.providers.aws.ec2 import host_keys_in
 from skyward.providers.clock import Clock
 from skyward.providers.rented import Host, Request
 from skyward.testing.provider_suite import ProviderSuite
@@ -562,9 +562,9 @@ def test_host_keys_are_read_from_the_console() -> None:
         "boot\n-----BEGIN SSH HOST KEY KEYS-----\nssh-ed25519 AAAAC3 root@ip\necdsa-sha2-nistp256 AAAAE2 root@ip\n"
         "-----END SSH HOST KEY KEYS-----\nlogin:"
     )
-    assert _host_keys(console) == ("ssh-ed25519 AAAAC3", "ecdsa-sha2-nistp256 AAAAE2")
-    assert _host_keys(console[:60]) == ()
-    assert _host_keys("") == ()
+    assert host_keys_in(console) == ("ssh-ed25519 AAAAC3", "ecdsa-sha2-nistp256 AAAAE2")
+    assert host_keys_in(console[:60]) == ()
+    assert host_keys_in("") == ()
 
 
 def test_a_machine_that_was_taken_back_is_told_from_one_that_is_cut_off(provider: MotoAWS, ec2: Any) -> None:

@@ -239,7 +239,7 @@ def test_a_host_that_does_not_answer_is_named_and_nothing_is_left(sshds: Hosts) 
 def test_a_spare_host_takes_the_place_of_one_that_does_not_answer(
     sshds: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 1.0)
+    monkeypatch.setattr("skyward.providers.ssh._CONNECT_S", 1.0)  # no option: only tests wait for nobody
     sshds.servers[0].stop()
     with sky.ComputePool(provider=sshds.ssh(), nodes=1) as pool:
         assert double(21) >> pool == 42
@@ -412,7 +412,7 @@ def _command_line(process: str) -> str:
 
 
 def test_a_rented_machine_whose_watchdog_never_starts_is_not_used(sshds: Hosts, runtime: Path, tmp_path: Path) -> None:
-    places = [sshds.ssh(sshds.names[0])._places[0]]
+    places = [sshds.ssh(sshds.names[0])._places[0]]  # a rented place without a cloud that rents it
     events: list[Event] = []
     missing = str(tmp_path / "lease")
     with pytest.raises(ProviderError, match=f"watchdog.* did not start.*cloud-init.*{missing} is not there after 1 s"):

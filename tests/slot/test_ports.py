@@ -44,6 +44,7 @@ def test_whatever_keeps_a_lock_from_being_made_is_told_and_leaves_no_descriptor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: str
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    # pytest's folders are longer than a runtime folder may be.
     monkeypatch.setattr("skyward.ownership._LONGEST_BASE", 1000)
     place = tmp_path / f"skyward-ports-{os.getuid()}"
     if trouble == "a file":
@@ -68,6 +69,7 @@ def test_whatever_keeps_a_lock_from_being_made_is_told_and_leaves_no_descriptor(
 
 def test_a_single_lock_that_cannot_be_made_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    # pytest's folders are longer than a runtime folder may be.
     monkeypatch.setattr("skyward.ownership._LONGEST_BASE", 1000)
     (tmp_path / f"skyward-ports-{os.getuid()}" / "20001").mkdir(parents=True)
     drawn = iter([20_001, 20_002])

@@ -165,6 +165,7 @@ class TestFuture(without_those_not_run(cpython.FutureTests)):  # type: ignore[mi
         self.put_in_place("Future", functools.partial(Future, is_strict=True))
         for name in [name for name in vars(cpython) if name.endswith("_FUTURE")]:
             standard = getattr(cpython, name)
+            # The standard library's own, as its tests read them.
             self.put_in_place(name, cpython.create_future(standard._state, standard._exception, standard._result))
         # Under pytest the root logger has handlers, so that nothing is left for the one of last resort.
         assert logging.lastResort is not None

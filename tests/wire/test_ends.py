@@ -113,7 +113,7 @@ def test_where_room_is_waited_for_is_where_the_next_goes() -> None:
 @pytest.mark.parametrize("which", [0, 1])
 def test_the_end_of_one_way_is_the_end_of_the_link_behind_what_has_come(which: int) -> None:
     pair = Pair(sockets)
-    first = pair.left._ends
+    first = pair.left._ends  # a channel gives its ends away only by `release`, which ends the link
     assert first is not None
     (more,) = widen(pair, 2)
     pair.left.send(pack(Kind.RESULT, 1))

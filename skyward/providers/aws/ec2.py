@@ -17,7 +17,7 @@ from .network import Network
 from .offers import offers
 from .settings import Ec2Settings
 
-__all__ = ["Ec2"]
+__all__ = ["Ec2", "host_keys_in"]
 
 _STATES: dict[str, State] = {
     "pending": "pending",
@@ -119,7 +119,7 @@ class Ec2:
                 answer = self._clients.ec2.get_console_output(InstanceId=instance_id, Latest=True)
         except ProviderError:  # not every type has it: then the key is pinned at first contact
             return ()
-        return _host_keys(answer.get("Output", ""))
+        return host_keys_in(answer.get("Output", ""))
 
     def _run_parameters(self, request: Request, places: dict[str, Any]) -> dict[str, Any]:
         aws, offer = self._aws, request.offer
@@ -186,7 +186,7 @@ def _instance(found: Mapping[str, Any]) -> Instance:
     )
 
 
-def _host_keys(output: str) -> tuple[str, ...]:
+def host_keys_in(output: str) -> tuple[str, ...]:
     """The keys that cloud-init prints on the console at the first boot.
 
     Source: cloud-init, module "keys to console": between BEGIN and END SSH HOST KEY KEYS.
