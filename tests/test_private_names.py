@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +30,19 @@ def nodes_of(path: Path) -> list[ast.AST]:
 
 
 def nodes_in(source: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(source)))
+    """Return the nodes that may name something private; all nodes of a thousand files would keep the collector busy."""
+    return [node for node in ast.walk(ast.parse(source)) if may_be_private(node)]
+
+
+def may_be_private(node: ast.AST) -> bool:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return name.startswith("_")
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name.startswith("_")
+        case ast.Call(func=ast.Attribute(attr="setattr")) | ast.ImportFrom():
+            return True
+    return False
 
 
 @cache
@@ -51,16 +64,20 @@ def ours() -> frozenset[str]:
     return frozenset(name for path in MODULES for name in defined_in(path))
 
 
-def foreign_uses(nodes: Iterable[ast.AST], own: Set[str]) -> Iterator[tuple[int, str]]:
+def foreign_uses(nodes: Sequence[ast.AST], own: AbstractSet[str]) -> Iterator[tuple[int, str]]:
     """Yield line and text of each use of a private name of ours that is not in `own`."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             yield from imported_by(node)
         elif isinstance(node, ast.Call):
             yield from patched_by(node, own)
-        elif isinstance(node, ast.Attribute) and node.attr in ours() and node.attr not in own:
-            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
-                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Attribute) and is_foreign(node, own):
+            yield node.lineno, ast.unparse(node)
+
+
+def is_foreign(node: ast.Attribute, own: AbstractSet[str]) -> bool:
+    is_of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+    return not is_of_self and node.attr in ours() and node.attr not in own
 
 
 def imported_by(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
@@ -70,10 +87,8 @@ def imported_by(node: ast.ImportFrom) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"import {alias.name}"
 
 
-def patched_by(node: ast.Call, own: Set[str]) -> Iterator[tuple[int, str]]:
+def patched_by(node: ast.Call, own: AbstractSet[str]) -> Iterator[tuple[int, str]]:
     """Both forms of `monkeypatch.setattr`: by a path, and by an object and a name."""
-    if not (isinstance(node.func, ast.Attribute) and node.func.attr == "setattr"):
-        return
     match node.args:
         case [ast.Constant(value=str(path)), *_] if path.startswith("skyward.") and is_private(path.rpartition(".")[2]):
             yield node.lineno, path
