@@ -35,7 +35,7 @@ class Asking:
         self._numbers = itertools.count(1)
 
     def call_named(self, name: str) -> int:
-        """The open call of that name, or, for an empty one, the only open call but for those that tasks have made.
+        """Return the open call of that name; for an empty name, the only open call that no task has made.
 
         Raises: ControlFailed when there is none, UsageError when there are several.
         """
@@ -59,9 +59,12 @@ class Asking:
         return found[0]
 
     def ask(self, call: int, question: bytes, timeout_s: float) -> bytes:
-        """The answer of a call, of a gang's rank 0. A done-callback cannot ask: its thread brings the answers.
+        """Ask a running call, or rank 0 of a gang, and wait for the answer.
 
-        Raises: ControlFailed; `is_gone`: the call has ended.
+        A done-callback cannot ask, because its thread reads the answers.
+
+        Raises:
+            ControlFailed: there is no answer; `is_gone`: the call has ended.
         """
         if len(question) > INLINE_LIMIT:
             raise UsageError(f"control: a question of {len(question)} bytes; the limit is {INLINE_LIMIT}")
@@ -82,7 +85,7 @@ class Asking:
                 self._open.pop(number, None)
 
     def _place(self, call: int) -> tuple[int, int]:
-        """(task, node) of what answers for a call."""
+        """Return (task, node) of the process that answers for a call."""
         gang = self._books.gangs.get(call)
         if gang is not None:
             rank = gang.tasks.get(0)
@@ -107,7 +110,7 @@ class Asking:
             self._settle(answer, ControlFailed(why, reason=frame.lane))
 
     def _ended(self, task: int) -> None:
-        """What was asked of it will not be answered, but for what is on its way: that came by another socket."""
+        """Fail open questions to a task that ended, after a moment: answers on another socket may still come."""
         if self._open and any(asked == task for asked, _ in self._open.values()):
             self._books.at(_LAST_S, self._give_up, task, 0)
 

@@ -30,7 +30,7 @@ _LONGEST_WAIT_S = 3600.0
 
 
 class Books:
-    """See the module. Everything is used while they are open, or under `lock`, but where it says otherwise.
+    """Shared state; see the module. Use it while the books are open, or under `lock`, unless it says otherwise.
 
     As a block it is cheaper than a generator, and nests: only the end of the outermost block sends and tells.
     """
@@ -38,28 +38,28 @@ class Books:
     def __init__(self, scheduler: Scheduler) -> None:
         self.lock = threading.RLock()
         self.idle = threading.Condition(self.lock)
-        """Told when nothing is open any more, or less than before is to be waited for."""
+        """Notified when the last open call ends, or when fewer calls are to be waited for."""
         self.is_open = False
-        """Whether calls are taken: from the engine's start to its end."""
+        """Whether calls are accepted: from the start of the engine to its end."""
         self.scheduler = scheduler
         self.tasks: dict[int, Task] = {}
         self.gangs: dict[int, Gang] = {}
-        """Those that have no outcome yet."""
+        """Gangs without an outcome yet."""
         self.losses: dict[int, Loss] = {}
-        """By task: the loss that it survived, or that the scheduler has not judged yet."""
+        """By task: a loss that it survived, or that the scheduler has not judged yet."""
         self.machines: dict[int, Machine] = {}
         self.links: dict[int, NodeLink] = {}
-        """To the nodes that are up."""
+        """Links to the nodes that are up."""
         self.taken_back: set[int] = set()
-        """Nodes whose provider took the machine back; until another stands in their place and is lost."""
+        """Nodes whose last lost machine was taken back by its provider."""
         self.watcher = Watcher()
         """Any thread may wake it."""
         self.dirty: set[Readable] = set()
-        """What has something to send at the end of the block."""
+        """Channels to flush at the end of the block."""
         self.after: list[Callable[[], object]] = []
-        """What to call when the lock is free: it tells the user, or may take time."""
+        """Callbacks for when the lock is free: they tell the user, or may take time."""
         self.numbers = itertools.count(1)
-        """Of tasks, gangs and deadlines. Any thread may take one."""
+        """Numbers of tasks, gangs and deadlines. Any thread may take one."""
         self._deadlines: list[tuple[float, int, Callable[[int, int], None], int, int]] = []
         self._depth = 0
 
@@ -83,13 +83,13 @@ class Books:
             interrupts.let_go()
 
     def forget_in_child(self) -> None:
-        """After a fork: whoever held the lock is not here. Without it."""
+        """Close the books in a forked child, without the lock: the thread that held it is not here."""
         self.is_open = False
         self.lock = threading.RLock()
         self.idle = threading.Condition(self.lock)
 
     def require_open(self) -> None:
-        """Raises PoolClosed."""
+        """Raise PoolClosed unless calls are accepted."""
         if not self.is_open:
             raise PoolClosed("the pool is closed; calls go to a pool inside its `with` block")
 
@@ -100,14 +100,14 @@ class Books:
     # Frames ---------------------------------------------------------------------------------------------------------
 
     def tell(self, node: int, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
-        """A frame to a node, if it is up."""
+        """Queue a frame for a node, if it is up."""
         link = self.links.get(node)
         if link is not None:
             link.send(kind, ident, body, lane=lane)
             self.dirty.add(link)
 
     def flush(self) -> None:
-        """Send what the sockets take; the I/O thread sends the rest."""
+        """Send as much as the sockets take; the I/O thread sends the rest."""
         for link in tuple(self.dirty):
             try:
                 link.flush()
@@ -119,7 +119,7 @@ class Books:
     # Open calls -----------------------------------------------------------------------------------------------------
 
     def close_all(self) -> tuple[list[Task], list[Gang]]:
-        """No more calls: what was open, for its owner to tell the end of."""
+        """Accept no further calls. Returns the open ones, which the caller tells."""
         self.is_open = False
         tasks, gangs = list(self.tasks.values()), list(self.gangs.values())
         self.tasks.clear()
@@ -147,7 +147,7 @@ class Books:
 
 
 def _call_each(callbacks: list[Callable[[], object]]) -> None:
-    """All of them, whatever one raises; the first error is raised at the end."""
+    """Call all of them, whatever one raises, and raise the first error at the end."""
     first: BaseException | None = None
     for callback in callbacks:
         try:

@@ -3,8 +3,8 @@
 Threads: any thread may submit and cancel. One I/O thread reads all channels and keeps the deadlines. A submitting
 thread writes to the socket itself, so that a call costs one change of thread and not two.
 
-It is put together from parts that share one set of `books`, under one lock. Each is given what it needs when it is
-made, and knows nothing of the parts above it:
+It consists of parts that share one set of `books` under one lock. Each part gets its collaborators in its constructor
+and knows no part above it:
 
     reading               the I/O thread; `leading` lets a caller that waits read in its place
     arrivals              what each frame from a node means
@@ -23,8 +23,8 @@ An engine that runs on another machine than its client can use all of them but t
 - `direct_lines` are sockets between processes of one machine, for the calls of `leading`.
 - `logs` puts lines together for the terminal and the sinks of this process.
 - `faults` asks the pool (`Machines`), which is in this process, for other machines.
-- Tasks and gangs are told their outcomes as objects (`on_result`, `Future`), and unpickle errors of the user's where
-  `retry_on` names some; `nested` unpickles the options and errors of calls that tasks make.
+- Tasks and gangs get their outcomes by method calls (`on_result`) and futures. They unpickle the user's errors if
+  `retry_on` is set, and `nested` unpickles options and errors of nested calls, so both need the user's modules.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from .width import Width
 __all__ = ["DirectEngine"]
 
 _CANCELLED_AT_ONCE = 1000
-"""Calls; some milliseconds."""
+"""Calls that are cancelled under one lock: some milliseconds of work."""
 
 _engines: weakref.WeakSet[DirectEngine] = weakref.WeakSet()
 
@@ -230,7 +230,7 @@ class DirectEngine:
         _fail(tasks, gangs, error)
 
     def forget_in_child(self) -> None:
-        """After a fork of the client: the child holds none of our descriptors, and its pool is closed."""
+        """Close the descriptors and the pool in a forked child of the client."""
         self.books.forget_in_child()
         self.nodes.close_in_child()
         with contextlib.suppress(OSError):
@@ -258,9 +258,9 @@ class DirectEngine:
             self._sending.cancel(task_id)
 
     def _cancel_each(self, task_ids: Iterable[int]) -> None:
-        """Cancel several, the newest first: none that waits begins in the place of one that was stopped.
+        """Cancel several tasks, the newest first: no waiting one begins in the place of one that was stopped.
 
-        Some at a time: between two of those the books are closed, so other threads and Ctrl-C get their turn.
+        It takes them in batches and closes the books in between, so that other threads and Ctrl-C get their turn.
         """
         newest_first = sorted(task_ids, reverse=True)
         for start in range(0, len(newest_first), _CANCELLED_AT_ONCE):
@@ -275,7 +275,7 @@ class DirectEngine:
     def abandon(self, task_id: int) -> None:
         self.reader.abandon(task_id)
 
-    # For those who look ---------------------------------------------------------------------------------------------
+    # Monitoring -----------------------------------------------------------------------------------------------------
 
     def counts(self) -> TaskCounts:
         with self.books.lock:
@@ -288,7 +288,7 @@ class DirectEngine:
 
 
 def _fail(tasks: list[Task], gangs: list[Gang], error: SkywardError) -> None:
-    """All that was open; without the lock. Ranks are told by their gang."""
+    """Fail everything that was open, without the lock. Gangs tell their own ranks."""
     for task in tasks:
         if not isinstance(task, RankTask):
             task.on_failed(error)

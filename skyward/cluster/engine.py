@@ -1,7 +1,7 @@
-"""What any engine gives its pool: the seam between calls and whatever turns them into results.
+"""The contract of an engine: the seam between calls and whatever turns them into results.
 
-`direct` is the one there is. Everything above this layer knows an engine by these protocols only, but for the pool,
-which makes one. What an engine cannot do faster than by its ordinary way (`WaitingCallers`) it does in that.
+There is one engine, `direct`. Only the pool, which makes it, knows its class; everything else above this layer sees
+these protocols. An engine without a faster way for waiting callers implements `WaitingCallers` by its ordinary one.
 """
 
 from __future__ import annotations
@@ -22,94 +22,97 @@ __all__ = ["Engine", "NodeFacts", "Questions", "Streams", "WaitingCallers"]
 
 
 class NodeFacts(Protocol):
-    """What is known of an engine's nodes. Thread-safe."""
+    """Facts about the nodes of an engine. Thread-safe."""
 
     @property
     def round_trip_s(self) -> float:
-        """To the node that is farthest away; 0 on this machine, and where it is not known yet."""
+        """Longest round trip to a node; 0 on this machine, or before it is measured."""
         ...
 
     def ranks_per_node(self, launch: Launch) -> int:
-        """Of a gang; "auto": one for each accelerator of the node that has fewest, and one where there are none."""
+        """Return the ranks of a gang on each node; "auto": the fewest accelerators of any node, at least 1."""
         ...
 
     def devices(self, node: int) -> tuple[str, ...]:
-        """Names of the accelerators that calls see on one node; two nodes on one machine may share some."""
+        """Return the accelerators that calls see on a node; none while it is down. Nodes may share some."""
         ...
 
     def agent_pids(self) -> dict[int, int]:
-        """Of the nodes that are up: the process id of the agent, on its machine."""
+        """Return the process ids of the agents, each on its own machine, by node."""
         ...
 
     def ask_usage(self, every_s: float) -> None:
-        """From now on each node says how busy it is, as NodeUsage; 0: no more."""
+        """Ask all nodes for NodeUsage at this interval; 0: stop."""
         ...
 
 
 class WaitingCallers(Protocol):
-    """For callers that wait at once: they may do what a thread of the engine would do for them. Thread-safe."""
+    """Let callers that wait at once do the work of a thread of the engine. Thread-safe."""
 
     def may_pull(self) -> bool:
-        """Whether the buffers of a call whose caller waits may stay in this process's memory (`PulledTask`)."""
+        """Whether the buffers of a call with a waiting caller may stay in this process's memory (`PulledTask`)."""
         ...
 
     def stop_pulling(self) -> None:
-        """Slots cannot read this process's memory: buffers of all further calls travel."""
+        """Send all buffers from now on: slots cannot read this process's memory."""
         ...
 
     def submit(self, task: Task, future: Future[Any], nodes: tuple[int, ...] | None = None) -> None:
-        """`Engine.submit`, and perhaps wait a moment for the outcome in this thread."""
+        """Submit a task, and perhaps wait for its outcome in this thread for a moment."""
         ...
 
     def lead(self, task_id: int, future: Future[Any]) -> None:
-        """The caller of `Engine.submit` waits now: perhaps wait a moment for the outcome in this thread."""
+        """Wait for the outcome of a submitted task in this thread for a moment, if that is faster."""
         ...
 
 
 class Streams(Protocol):
-    """Items to and from tasks that run. Thread-safe; what is about a task that has ended is dropped."""
+    """Items to and from running tasks. Thread-safe; nothing happens for a task that has ended."""
 
     def grant(self, task_id: int, count: int) -> None:
-        """The reader took `count` items of what a task yields."""
+        """Let a generator yield `count` more items."""
         ...
 
     def send_item(self, task_id: int, lane: int, item: Encoded) -> None:
-        """The next of what the iterator of an argument gives."""
+        """Send an item of an input iterator."""
         ...
 
     def end_input(self, task_id: int, kind: int, lane: int) -> None:
-        """The iterator that feeds a task has ended (IN_END) or raised (IN_ERROR)."""
+        """Tell a task that its input iterator has ended (IN_END) or raised (IN_ERROR)."""
         ...
 
     def close(self, task_id: int) -> None:
-        """The consumer is gone. A generator that was not sent is forgotten, a running one is closed."""
+        """Close a generator whose reader is gone, or forget it if it was not sent yet."""
         ...
 
     def close_all(self) -> None:
-        """Stop the generators that run: their readers get PoolClosed."""
+        """Close all generators. Their readers get PoolClosed."""
         ...
 
 
 class Questions(Protocol):
-    """Questions to a call while it runs. Thread-safe."""
+    """Questions to running calls. Thread-safe."""
 
     def call_named(self, name: str) -> int:
-        """The open call of that name, or, for an empty one, the only open call but for those that tasks have made.
+        """Return the open call of that name; for an empty name, the only open call that no task has made.
 
-        Raises: ControlFailed when there is none, UsageError when there are several.
+        Raises:
+            ControlFailed: there is none.
+            UsageError: there are several.
         """
         ...
 
     def ask(self, call: int, question: bytes, timeout_s: float) -> bytes:
-        """The answer of a call, of a gang's rank 0.
+        """Ask a running call, or rank 0 of a gang, and wait for the answer.
 
-        Raises: ControlFailed; `is_gone`: the call has ended.
+        Raises:
+            ControlFailed: there is no answer; `is_gone`: the call has ended.
         """
         ...
 
 
 class Engine(Protocol):
-    """Runs tasks on machines that have agents. Thread-safe. `start` once, `close` once (or more)."""
+    """Run tasks on machines with agents. Thread-safe. Call `start` once, and `close` at least once."""
 
     @property
     def nodes(self) -> NodeFacts: ...
@@ -125,68 +128,73 @@ class Engine(Protocol):
     # Life -----------------------------------------------------------------------------------------------------------
 
     def start(self, machines: list[Machine], source: Machines) -> None:
-        """Connect to all agents. `source`: where others come from when some are lost.
+        """Connect to all agents. `source`: gives replacements for lost machines.
 
-        Raises Unreachable; what was connected is closed again.
+        Raises:
+            Unreachable: an agent does not answer; the links that were opened are closed.
         """
         ...
 
     @property
     def was_started(self) -> bool:
-        """Whether the agents were reached (and told to end by `close`)."""
+        """Whether the agents were reached, so that `close` tells them to end."""
         ...
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until no outcome is to be told any more. False: the time was up."""
+        """Wait until every call has its outcome or is cancelled. False: the time was up."""
         ...
 
     def cancel_all(self, reason: SkywardError | None = None) -> None:
-        """Fail every open call with `reason`, else PoolClosed, and stop it where it runs."""
+        """Fail every open call with `reason`, by default PoolClosed, and stop it where it runs."""
         ...
 
     def wait_stopped(self) -> bool:
-        """Give the calls that were cancelled their grace to end. False: some did not, and end with their node."""
+        """Wait for the grace period of cancelled calls. False: some still run, and end with their node."""
         ...
 
     def close(self) -> None:
-        """Tell the agents to end and fail what is still open with PoolClosed. Idempotent."""
+        """Tell the agents to end, and fail open calls with PoolClosed. Idempotent."""
         ...
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def next_id(self) -> int:
-        """A number that no other task or gang of this engine has."""
+        """Return a number that no other task or gang of this engine has."""
         ...
 
     def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None) -> None:
-        """`nodes`: those that it may go to; None: any that is kept for no role.
+        """Submit a task, which gets its outcome by its own methods.
 
-        Raises PoolClosed. Everything else is told to the task.
+        Args:
+            nodes: where it may go; None: any node that is kept for no role.
+
+        Raises:
+            PoolClosed
         """
         ...
 
     def submit_gang(self, gang: Gang) -> None:
-        """Start its ranks once all its nodes have room. Raises PoolClosed; everything else is told to its future."""
+        """Start the ranks of a gang once all its nodes have room; its future gets the outcome. Raises PoolClosed."""
         ...
 
     def cancel(self, task_id: int) -> None:
-        """Stop a task wherever it is; its outcome is told to nobody. Idempotent."""
+        """Stop a task wherever it is; nobody gets its outcome. Idempotent."""
         ...
 
     def cancel_gang(self, gang_id: int) -> None:
-        """Stop all its ranks; its outcome is told to nobody. Idempotent."""
+        """Stop all ranks of a gang; nobody gets its outcome. Idempotent."""
         ...
 
     def abandon(self, task_id: int) -> None:
-        """Stop a task or a stream soon, by another thread: for finalizers, which may run within anything of ours."""
+        """Stop a task or a stream soon, in another thread: for finalizers, which may interrupt any code of ours."""
         ...
 
-    # For those who look ---------------------------------------------------------------------------------------------
+    # Monitoring -----------------------------------------------------------------------------------------------------
 
     def counts(self) -> TaskCounts:
-        """How much is going on."""
+        """Return how many slots are busy, and how many calls wait, ended and failed."""
         ...
 
     def tell_tasks(self, is_heard: bool) -> None:
-        """Whether TaskSent and TaskEnded are emitted, from now on."""
+        """Emit TaskSent and TaskEnded from now on, or stop emitting them."""
         ...

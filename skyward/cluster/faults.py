@@ -25,7 +25,7 @@ __all__ = ["Faults"]
 _log = logging.getLogger(__name__)
 
 _REPLACEMENT_TRIES = 3
-"""How often a lost node gets another machine before it is given up, where those that it gets cannot be reached."""
+"""Attempts to replace a lost node by a machine that can be reached."""
 _LOOK_S = 0.2
 
 
@@ -53,12 +53,12 @@ class Faults:
         self._teller = teller
         self._on_lost = on_lost
         self.source: Machines | None = None
-        """Where another machine comes from in the place of one that is lost; None: from nowhere."""
+        """Source of replacements for lost machines; None: there are none."""
 
     # Lost links -----------------------------------------------------------------------------------------------------
 
     def link_gone(self, link: NodeLink, why: str) -> None:
-        """Of a socket: the node is gone. Of a remote link: another is made, and until then nobody sees a difference."""
+        """Handle the end of a link: a local node is lost with it, a remote link is dialled again."""
         if link.dialler is None:
             self._node_gone(link, Gone(reason=why))
             return
@@ -78,7 +78,7 @@ class Faults:
         )
 
     def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
-        """In a thread of its own: another link to the same agent; once its lease must be over, the node is gone."""
+        """Dial the agent again, in a separate thread, until its lease must have expired; then the node is lost."""
         assert link.dialler is not None
         if ends is not None:
             ends.close()
@@ -156,7 +156,7 @@ class Faults:
             )
 
     def _relieve(self, link: NodeLink) -> None:
-        """In a thread of its own: once another machine is ready and nothing runs on this one, it is given up."""
+        """Give a node up, in a separate thread, once another machine is ready and nothing runs on this one."""
         assert self.source is not None
         try:
             is_ready = self.source.prepare_replacement(link.node)
@@ -174,7 +174,7 @@ class Faults:
             self._node_gone(link, PREEMPTED)
 
     def _lose(self, task: Task, node: int) -> None:
-        """Before the scheduler decides: tasks that handle their own loss, and streams, which cannot go on elsewhere."""
+        """Fail the tasks of a lost node that cannot be retried, before the scheduler decides about the others."""
         if isinstance(task, RankTask):
             if task.node == node:
                 self._sending.forget(task)
@@ -196,7 +196,7 @@ class Faults:
             self._books.losses[task.id] = loss
 
     def _replace(self, node: int) -> None:
-        """In a thread of its own: get another machine, or give up on the node."""
+        """Get another machine, in a separate thread, or give up on the node."""
         assert self.source is not None
         machine: Machine | None = None
         link: NodeLink | None = None
@@ -229,7 +229,7 @@ class Faults:
         self._books.watcher.wake()
 
     def _not_replaced(self, node: int, error: BaseException) -> None:
-        """`_replace` failed in an unforeseen way, or could not begin: nobody must wait for the node."""
+        """Give up on a node whose replacement failed unexpectedly, so that no call waits for it."""
         self._give_up(node, error)
         with self._books:
             if self._books.is_open:

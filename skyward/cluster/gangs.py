@@ -25,10 +25,9 @@ __all__ = ["Gangs"]
 
 _GRACE_S = 1.0
 _STACKS_LIMIT_S = 4.0
-"""Seconds after which a rank that has not said where it stands is judged without."""
+"""Seconds to wait for the stack of a rank before the gang is judged without it."""
 _SETTLE_S = 0.2
-"""Seconds that a failed gang waits for its other ranks' own failures before it stops them: one of those may be the
-cause."""
+"""Seconds between the first failure of a rank and the stop of the others: one of those may fail with the cause."""
 
 
 class Gangs:
@@ -57,7 +56,7 @@ class Gangs:
         )
 
     def drop(self, gang: Gang) -> None:
-        """It never started, and the scheduler has forgotten it; its owner tells it why."""
+        """Remove a gang that never started, and that the scheduler has forgotten; the caller tells its future."""
         self._books.gangs.pop(gang.id, None)
         if not self._books.tasks and not self._books.gangs:
             self._books.idle.notify_all()
@@ -76,7 +75,7 @@ class Gangs:
     # Starting -------------------------------------------------------------------------------------------------------
 
     def _start(self, action: StartGang) -> None:
-        """Its nodes have room for it: next comes the port to meet at."""
+        """Ask the first node for a rendezvous port: the nodes have room for the gang."""
         gang = self._books.gangs[action.gang]
         gang.placed = action.nodes
         if gang.is_cancelled:
@@ -136,7 +135,7 @@ class Gangs:
         gang.future.set_running()
 
     def _tell_of_sharing(self, gang: Gang) -> None:
-        """Another gang that runs has devices of this one; said once for two functions."""
+        """Log that a running gang shares devices with this one, once for each pair of functions."""
         own = self._devices_of(gang)
         for other in self._books.gangs.values():
             names = frozenset((gang.name, other.name))
@@ -170,7 +169,7 @@ class Gangs:
             self._stop_ranks(gang, _GRACE_S)
 
     def _of_start(self, gang_id: int, task_id: int) -> Gang | None:
-        """The gang, if the task is a rank of its present start."""
+        """Return the gang if the task is a rank of its current start."""
         gang = self._books.gangs.get(gang_id)
         return gang if gang is not None and any(task.id == task_id for task in gang.tasks.values()) else None
 
@@ -202,7 +201,7 @@ class Gangs:
             self._books.idle.notify_all()
 
     def _fail(self, action: FailGang) -> None:
-        """It can never start: nodes that it needs are gone for good."""
+        """Fail a gang that can never start: nodes that it needs are gone for good."""
         gang = self._books.gangs.get(action.gang)
         if gang is not None:
             gang.is_final = True
@@ -221,7 +220,7 @@ class Gangs:
     # Hangs ----------------------------------------------------------------------------------------------------------
 
     def on_stack(self, task: RankTask, frame: Frame) -> None:
-        """Where a rank stands: unasked, because it has stopped, or because another one had."""
+        """Take the stack of a rank, which the client asked for or which came because the rank has stopped."""
         self._books.after.append(lambda: self._read_stack(task, frame))
 
     def _read_stack(self, task: RankTask, frame: Frame) -> None:
@@ -234,7 +233,7 @@ class Gangs:
                 self._on_stack(task, stack, said.get("stopped_s"))
 
     def _on_stack(self, task: RankTask, stack: RankStack, stopped_s: float | None) -> None:
-        """`stopped_s`: it was not asked, but has stopped for so long."""
+        """`stopped_s`: for how long the rank has stood still; None: the client asked for its stack."""
         gang = task.gang
         if stopped_s is None:
             for asking, judge in ((gang.hang, self._judge_hang), (gang.late, self._judge_late)):
@@ -249,7 +248,7 @@ class Gangs:
             self._books.at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
 
     def _ask(self, gang: Gang, *, will_end: bool) -> set[int]:
-        """The ranks that were asked for their stacks: those that have not ended."""
+        """Ask the ranks that have not ended for their stacks, and return their numbers."""
         asked = set()
         for rank, task in gang.tasks.items():
             if task.id in gang.open:
@@ -259,7 +258,7 @@ class Gangs:
         return asked
 
     def _time_out(self, task_id: int, _: int) -> None:
-        """The time of the rank is up, and with it the gang's, as soon as all have said where they stand."""
+        """Ask all ranks for their stacks: the time limit of one is that of the gang."""
         task = self._books.tasks.get(task_id)
         if not isinstance(task, RankTask) or task.is_cancelled:
             return
@@ -277,7 +276,7 @@ class Gangs:
         self._stop_ranks(gang, self._grace_s)
 
     def _judge_hang(self, gang_id: int, task_id: int) -> None:
-        """All stacks are here, or will not come."""
+        """Decide whether the gang hangs, now that all stacks are here or the time for them is over."""
         gang = self._of_start(gang_id, task_id)
         if gang is None or gang.hang is None or gang.is_stopping or gang.hang.is_judged:
             return

@@ -1,7 +1,7 @@
-"""Callers that wait for a short call and read its answer themselves, and the direct lines such a call goes on.
+"""Callers that wait for a short call and read its answer themselves.
 
-While nothing else is open a call needs no agent and no change of thread: it goes on the line to the first slot of its
-node, and the thread that waits for it reads the line while the I/O thread steps aside.
+While nothing else is open, a call needs neither agent nor thread switch: it goes on the direct line to the first slot
+of its node, and the waiting thread reads the line while the I/O thread steps aside.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from .tasks import Task
 
 __all__ = ["Leading"]
 
-Nodes = tuple[int, ...] | None
-
 
 class Leading:
-    """Let callers do the work of the I/O thread.
+    """Let waiting callers do the work of the I/O thread.
 
     Args:
-        read: handle what has come by a channel, in the thread that calls it.
+        read: handles the frames that have come by a channel, in the calling thread.
     """
 
     def __init__(self, books: Books, sending: Sending, read: Callable[[Readable], None]) -> None:
@@ -35,28 +33,27 @@ class Leading:
         self._sending = sending
         self._read_channel = read
         self.can_pull = pull.is_possible()
-        """Whether slots can read this process's memory, as far as is known."""
+        """Whether slots can read this process's memory, as far as known."""
         self._unled = 0
-        """The last task that was put on a direct line and that nobody has waited for yet."""
+        """Number of the last task on a direct line that nobody has waited for yet."""
 
     # For callers ----------------------------------------------------------------------------------------------------
 
     def may_pull(self) -> bool:
-        """Whether a call that its caller waits for will probably go on a line whose slot can read our memory."""
+        """Whether a call would probably go on a direct line now, to a slot that can read this process's memory."""
         if not self.can_pull or not self.is_idle:
             return False
         return all(link.line is not None for link in tuple(self._books.links.values()))
 
     def stop_pulling(self) -> None:
-        """Let buffers travel from now on: a slot was refused to read this process's memory."""
+        """Send all buffers from now on: a slot was not allowed to read this process's memory."""
         self.can_pull = False
 
-    def submit(self, task: Task, future: Future[Any], nodes: Nodes = None) -> None:
-        """The engine's `submit`, and wait a moment for the outcome in this thread.
+    def submit(self, task: Task, future: Future[Any], nodes: tuple[int, ...] | None = None) -> None:
+        """Submit a task, and wait for its outcome in this thread for a moment (`LEAD_S`).
 
-        If nothing else is open, the call goes on the node's direct line if it can, and the caller reads the answer
-        itself while the I/O thread steps aside: a short call then costs no change of thread at all. After `LEAD_S`
-        the I/O thread takes over.
+        If nothing else is open, the task takes the direct line of its node if it can, and this thread reads the
+        answer: a short call then costs no thread switch at all. Afterwards the I/O thread takes over.
         """
         refuse_to_wait("`>> pool`")
         try:
@@ -66,7 +63,7 @@ class Leading:
                 self._sending.cancel(task.id)
             raise
 
-    def _submit_and_lead(self, task: Task, future: Future[Any], nodes: Nodes) -> None:
+    def _submit_and_lead(self, task: Task, future: Future[Any], nodes: tuple[int, ...] | None) -> None:
         led: Readable | None = None
         interrupts.hold()
         try:
@@ -83,7 +80,7 @@ class Leading:
             interrupts.let_go()
 
     def lead(self, task_id: int, future: Future[Any]) -> None:
-        """The caller waits for a task of `submit_unled`: if it is on its line, read the answer in this thread."""
+        """Read the answer of a task of `submit_unled` in this thread, if it is still on its line."""
         if task_id != self._unled:  # told without the lock: most futures are one of many
             return
         led: Readable | None = None
@@ -104,19 +101,19 @@ class Leading:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is open, and callers may read."""
+        """Whether nothing is open and callers may read channels."""
         books = self._books
         return books.watcher.can_lead and not books.tasks and not books.gangs
 
     def submit_unled(self, task: Task) -> None:
-        """Nothing else is open, and nobody waits for the task yet: see `lead`."""
+        """Submit the only open task, which nobody waits for yet; see `lead`."""
         link = self._submit_alone(task, None)
         if link is not None and link.line is not None and link.on_line == task.id:
             self._books.watcher.add(link.line)  # until somebody waits for the value
             self._unled = task.id
 
-    def _submit_alone(self, task: Task, nodes: Nodes) -> NodeLink | None:
-        """Nothing else is open: the task goes on a direct line if it can. Where it went."""
+    def _submit_alone(self, task: Task, nodes: tuple[int, ...] | None) -> NodeLink | None:
+        """Submit the only open task, by a direct line if possible. Returns the link to its node."""
         self._sending.submit(task, nodes, is_alone=True)
         return self._books.links.get(self._books.scheduler.node_of(task.id) or 0)
 

@@ -43,7 +43,7 @@ _JOIN_S = 5.0
 
 @dataclass(eq=False, kw_only=True)
 class _Call:
-    """One that is open. `node`: where the task that made it runs. `child`: the task or gang that it became."""
+    """An open call. `node`: where the task that made it runs. `child`: the task or gang that it became."""
 
     number: int
     node: int
@@ -55,7 +55,7 @@ class _Call:
 
 @dataclass(eq=False, kw_only=True)
 class _NestedTask(Task):
-    """Tells its outcome to the thread that sends it back."""
+    """Task of a nested call: passes its outcome to the thread that sends it back."""
 
     is_nested = True
 
@@ -118,7 +118,7 @@ class NestedCalls:
             self._stop(call)
 
     def _ended(self, parent: int) -> None:
-        """The task has ended, or is being stopped: what it has called is cancelled, and it is told so."""
+        """Cancel the calls of a task that has ended or is being stopped, and send it that outcome."""
         if parent in self._by_parent:
             self._cancel_each(self._by_parent[parent])
 
@@ -126,7 +126,7 @@ class NestedCalls:
         self._cancel_each(number for number, call in self._calls.items() if call.node == node)
 
     def _refuse(self, action: Refuse) -> None:
-        """It could never start."""
+        """Fail a call that could never start."""
         nodes = ", ".join(map(str, sorted(action.nodes)))
         task, gang = self._books.tasks.get(action.call), self._books.gangs.get(action.call)
         name = task.name if task is not None else gang.name if gang is not None else "?"
@@ -146,7 +146,7 @@ class NestedCalls:
         self._inbox.put(None)
 
     def join(self) -> None:
-        """Without the lock: what its thread does last may need it."""
+        """Wait for the thread. Call it without the lock, which the last work of the thread may need."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
@@ -160,7 +160,7 @@ class NestedCalls:
         return call
 
     def _cancel_each(self, numbers: Iterable[int]) -> None:
-        """The newest first: none that waits begins in the place of one that was stopped."""
+        """Cancel the newest calls first, so that no waiting one begins in the place of one that was stopped."""
         for number in reversed(list(numbers)):
             self._cancel(number)
 
@@ -171,7 +171,7 @@ class NestedCalls:
             self._stop(call)
 
     def _stop(self, call: _Call) -> None:
-        """Once the books are closed: what is about to be sent must have been, to be stopped."""
+        """Stop the task or gang of a call, once the books are closed and everything queued has been sent."""
         call.is_cancelled = True
         if call.child:
             self._books.after.append(lambda: self._cancel_child(call.child, is_gang=call.is_gang))
@@ -223,7 +223,7 @@ class NestedCalls:
             self._settle(call.number, "error", UsageError(f"the call cannot be made: {in_words(error)}"))
 
     def _adopt(self, call: _Call, parent: int) -> bool:
-        """Whether it is still wanted; from now on it ends with the task that made it."""
+        """Tie a call to the task that made it. False: nobody wants it any longer."""
         task = self._books.tasks.get(parent)
         if call.is_cancelled or call.number not in self._calls or not self._books.is_open:
             return False
@@ -274,7 +274,7 @@ class NestedCalls:
         return submit
 
     def _holder(self, parent: int) -> int:
-        """What holds the places of the task that calls: itself, or the gang whose rank it is."""
+        """Return what holds the slots of a calling task: the task itself, or the gang whose rank it is."""
         task = self._books.tasks[parent]
         return task.gang.id if isinstance(task, RankTask) else parent
 
@@ -326,7 +326,7 @@ def _of_values(status: str, values: list[Received]) -> Encoded:
 
 
 def _passed_on(value: Received) -> Encoded:
-    """The payload as it came, with its blobs named by content: a slot names results by number only."""
+    """Return the payload unchanged, with blobs named by content, because a slot names its results by number only."""
     if not value.blobs:
         return Encoded(HEAD.pack(0, 0, 0) + bytes(value.parsed.pickle))
     blobs = tuple(_named(blob) for blob in value.blobs)

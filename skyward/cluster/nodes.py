@@ -28,7 +28,7 @@ __all__ = ["Nodes"]
 
 _CONNECT_S = 20.0
 _FINISH_S = 3.0
-"""Seconds for the last frames to a remote node, and for the command that brings them there to end."""
+"""Seconds for the last frames to a remote node and the end of the command that carries them."""
 
 
 def _finish(link: NodeLink, deadline: float, is_ended: threading.Event) -> None:
@@ -60,12 +60,12 @@ class Nodes:
     # Up and down ----------------------------------------------------------------------------------------------------
 
     def open(self, machines: Sequence[Machine]) -> None:
-        """Connect to all agents. Raises Unreachable; what was connected is closed again."""
+        """Connect to all agents. Raises Unreachable, and then closes the links that were opened."""
         self._books.machines.update((machine.node, machine) for machine in machines)
         self._books.links.update(self.opener.open_all(machines))
 
     def up(self, machine: Machine) -> None:
-        """A link to it is in the books: tell it what it is, and let the scheduler use it."""
+        """Send a connected node its topology, and let the scheduler use it."""
         link = self._books.links[machine.node]
         self.watch(link)
         machines = self._books.machines
@@ -89,21 +89,21 @@ class Nodes:
         self._sending.perform(self._books.scheduler.node_up(machine.node, machine.slots))
 
     def watch(self, link: NodeLink) -> None:
-        """Read it from now on, and see that it lives."""
+        """Read a link from now on, and check that it lives."""
         self._books.watcher.add(link)
         if link.dialler is not None:
             self.liveness.watch(link, self._books.machines[link.node].lease_s, time.monotonic())
         self._books.dirty.add(link)
 
     def unwatch(self, link: NodeLink) -> None:
-        """Before its channel is closed."""
+        """Stop reading a link. Call it before its channel is closed."""
         link.is_led = link.is_blocked = False
         self._books.watcher.remove(link)
         self.liveness.forget(link)
         self._books.dirty.discard(link)
 
     def close(self) -> None:
-        """Send what still waits to remote nodes, side by side and for some seconds at most; then there are no links."""
+        """Flush the links to remote nodes in parallel, for a few seconds at most, and close all links."""
         links = list(self._books.links.values())
         deadline = time.monotonic() + _FINISH_S
         remote = [link for link in links if link.dialler is not None]
@@ -118,7 +118,7 @@ class Nodes:
                 link.line.channel.close()
 
     def close_in_child(self) -> None:
-        """After a fork: our copies of the descriptors."""
+        """Close the child's copies of the descriptors after a fork."""
         for link in self._books.links.values():
             link.channel.close_in_child()
             if link.line is not None:
@@ -127,16 +127,16 @@ class Nodes:
     # What is known of them ------------------------------------------------------------------------------------------
 
     def accelerators(self, node: int) -> int:
-        """Of one node; 0 while it is not up."""
+        """Return how many accelerators a node has; 0 while it is not up."""
         return len(self.devices(node))
 
     def devices(self, node: int) -> tuple[str, ...]:
-        """Those that calls see on one node; none while it is not up. Two nodes on one machine may name the same."""
+        """Return the accelerators that calls see on a node; none while it is down. Nodes may share some."""
         link = self._books.links.get(node)
         return tuple(link.facts["devices"]) if link else ()
 
     def ranks_per_node(self, launch: Launch) -> int:
-        """Of a gang; "auto": one for each accelerator of the node that has fewest, and one where there are none."""
+        """Return the ranks of a gang on each node; "auto": the fewest accelerators of any node, at least 1."""
         asked = launch.ranks_per_node
         if asked != "auto":
             return asked
@@ -144,11 +144,11 @@ class Nodes:
 
     @property
     def round_trip_s(self) -> float:
-        """To the node that is farthest away; 0 on this machine, and where it is not known yet."""
+        """Longest round trip to a node; 0 on this machine, or before it is measured."""
         return max((link.channel.round_trip_s for link in tuple(self._books.links.values())), default=0.0)
 
     def agent_pids(self) -> dict[int, int]:
-        """Of the nodes that are up: the process id of the agent, on its machine."""
+        """Return the process ids of the agents, each on its own machine, by node."""
         with self._books.lock:
             return {node: int(link.facts["pid"]) for node, link in self._books.links.items()}
 
@@ -158,7 +158,7 @@ class Nodes:
         return all(link.channel.is_attached for link in self._books.links.values())
 
     def ask_usage(self, every_s: float) -> None:
-        """From now on each node says how busy it is, as NodeUsage; 0: no more."""
+        """Ask all nodes for NodeUsage at this interval; 0: stop."""
         with self._books:
             self._usage_tenths = int(every_s * 10)
             for node in self._books.links:

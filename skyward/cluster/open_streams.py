@@ -20,14 +20,14 @@ class OpenStreams:
         self._sending = sending
 
     def grant(self, task_id: int, count: int) -> None:
-        """The reader took `count` items of what a task yields; dropped if the task has ended."""
+        """Let a generator yield `count` more items. Does nothing if the task has ended."""
         with self._books:
             node = self._books.scheduler.node_of(task_id)
             if node is not None:
                 self._books.tell(node, Kind.CREDIT, task_id, count.to_bytes(4, "little"))
 
     def send_item(self, task_id: int, lane: int, item: Encoded) -> None:
-        """The next of what the iterator of an argument gives; dropped if the task has ended."""
+        """Send an item of an input iterator. Does nothing if the task has ended."""
         with self._books:
             node = self._books.scheduler.node_of(task_id)
             if node is None:
@@ -39,7 +39,7 @@ class OpenStreams:
             self._books.dirty.add(link)
 
     def end_input(self, task_id: int, kind: int, lane: int) -> None:
-        """The iterator that feeds a task has ended (IN_END) or raised (IN_ERROR)."""
+        """Tell a task that its input iterator has ended (IN_END) or raised (IN_ERROR)."""
         with self._books:
             node = self._books.scheduler.node_of(task_id)
             if node is not None and node in self._books.links:
@@ -47,7 +47,7 @@ class OpenStreams:
                 self._books.dirty.add(self._books.links[node])
 
     def close(self, task_id: int) -> None:
-        """The consumer is gone. A generator that was not sent is forgotten, a running one is closed."""
+        """Close a generator whose reader is gone, or forget it if it was not sent yet."""
         with self._books:
             task = self._books.tasks.get(task_id)
             if task is None:
@@ -69,7 +69,7 @@ class OpenStreams:
                 self._sending.cancel(task_id)
 
     def close_all(self) -> None:
-        """Stop the generators that run: their readers get PoolClosed. Nobody may ever read them to their end."""
+        """Close all generators, which nobody may ever read to their end. Their readers get PoolClosed."""
         with self._books.lock:
             streams = [task for task in self._books.tasks.values() if isinstance(task, StreamTask)]
         for task in streams:

@@ -1,6 +1,6 @@
-"""The I/O thread of the direct engine: it reads all channels, keeps the deadlines, and looks whether links live.
+"""The I/O thread: reads all channels, keeps deadlines, and checks that links live.
 
-A caller that leads (`leading`) reads its channel by the same `read`.
+Callers that read their own answer (`leading`) use the same `read`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .width import Width
 __all__ = ["Reader"]
 
 _MOST_FAILURES = 50
-"""In a row, before the thread gives up."""
+"""Consecutive failures before the thread gives up."""
 _FAILURE_PAUSE_S = 0.02
 
 
@@ -34,8 +34,8 @@ class Reader:
     """Run the I/O thread; `start` once. It ends when the books are closed, once it is woken.
 
     Args:
-        stop: stop a task that was abandoned.
-        died: told when the thread gives up and nothing will be read any more.
+        stop: stops a task that was abandoned.
+        died: called when the thread gives up; nothing is read afterwards.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Reader:
         self._thread = thread
 
     def join(self) -> None:
-        """Wait for its end, unless this is it."""
+        """Wait for the end of the thread, unless called by that thread."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=10)
 
     def abandon(self, task_id: int) -> None:
-        """Let it stop the task: for finalizers, which may run within anything of ours."""
+        """Let the thread stop a task: for finalizers, which may interrupt any code of ours."""
         self._abandoned.append(task_id)
         self._books.watcher.wake()
 
@@ -109,7 +109,7 @@ class Reader:
             self._check_links()
 
     def _run_deadlines(self) -> float | None:
-        """Seconds until there is something to do again; None: only when something comes."""
+        """Run what is due. Returns seconds until the next deadline or check; None: there is none."""
         with self._books:
             wait_s = self._books.run_deadlines()
             check_s = self._liveness.interval_s
@@ -127,7 +127,7 @@ class Reader:
                     link.reading.release()
 
     def read(self, link: Readable) -> None:
-        """Handle what has come by a channel, unless another thread does."""
+        """Handle the frames that have come by a channel, unless another thread does."""
         interrupts.hold()  # frames that were read must be handled
         try:
             if not link.reading.acquire(blocking=False):

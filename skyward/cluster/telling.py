@@ -1,4 +1,4 @@
-"""What an engine tells of its tasks: counts for whoever looks, events where somebody listens."""
+"""Counts and events of the tasks and nodes of an engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["TaskCounts", "TaskTeller"]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskCounts:
-    """`busy`: slots that have something to do; `queued`: what waits for one; `ended` and `failed`: calls, so far."""
+    """`busy`: slots that have work; `queued`: tasks that wait for one; `ended` and `failed`: calls so far."""
 
     busy: int
     queued: int
@@ -35,12 +35,12 @@ class TaskCounts:
 
 
 class TaskTeller:
-    """Used under the engine's lock. `is_heard` False, as ever: a task costs two additions."""
+    """Count tasks and emit events. Used under the engine's lock; while nobody listens a task costs two additions."""
 
     def __init__(self, emit: Emit = ignore) -> None:
         self._emit = emit
         self.is_heard = False
-        """Whether tasks are told one by one; any thread may set it."""
+        """Whether each task gets events of its own; any thread may set it."""
         self.calls_ended = 0
         self.calls_failed = 0
         self._sent: dict[int, tuple[float, int]] = {}
@@ -48,7 +48,7 @@ class TaskTeller:
         self._cut_at: dict[int, float] = {}
 
     def sent(self, task: Task, node: int) -> None:
-        """Only where `is_heard`."""
+        """Emit TaskSent. Call it only if `is_heard`."""
         self._sent[task.id] = (time.monotonic(), node)
         self._emit(TaskSent(task=task.id, name=task.name, node=node, rank=task.rank, calls=task.calls))
 

@@ -37,7 +37,7 @@ _MUCH: Final = 2**20
 
 
 def channels_for(round_trip_s: float) -> int:
-    """How many channels bring 1 Gbit/s over this distance; 1 to `MOST_CHANNELS`."""
+    """Return how many channels carry 1 Gbit/s over this distance: 1 to `MOST_CHANNELS`."""
     return max(1, min(MOST_CHANNELS, math.ceil(round_trip_s * _RATE / _WINDOW)))
 
 
@@ -64,7 +64,7 @@ class Width:
         link.is_narrow = link.stripes > 1
 
     def consider(self, link: Readable) -> None:
-        """A link that `is_narrow`: is there enough to bring?"""
+        """Give a narrow link more channels once it has carried enough data."""
         assert isinstance(link, NodeLink)
         assert isinstance(link.channel, StreamChannel)
         if link.channel.carried < _MUCH:
@@ -77,7 +77,7 @@ class Width:
         )
 
     def _widen(self, link: NodeLink) -> None:
-        """In a thread of its own. Where there are no more channels to be had the link goes on as it is."""
+        """Open more channels, in a separate thread. The link goes on unchanged if none can be opened."""
         channel, dialler = link.channel, link.dialler
         assert isinstance(channel, StreamChannel)
         assert dialler is not None
