@@ -1,4 +1,4 @@
-"""The part of a model that one rank holds, where the model lies on several ranks: a pipeline's stages."""
+"""A user's model below its wrappers, and the part of it that one rank holds: a pipeline's stage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ModelPart", "WholeModel", "part_of"]
+__all__ = ["ModelPart", "WholeModel", "part_of", "unwrapped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,3 +36,14 @@ class ModelPart:
 def part_of(trainer: Any) -> ModelPart | None:
     """This rank's part; None where the callbacks' model is the whole one, or every rank's shard of it (DTensors)."""
     return getattr(trainer, "model_part", None)
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the user's model without wrappers of data parallelism (`.module`) and torch.compile (`._orig_mod`)."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner

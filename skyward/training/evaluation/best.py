@@ -6,15 +6,15 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
 from .records import EvaluationRecord
 
-__all__ = ["BestModel", "is_greater_better"]
+__all__ = ["BestModel", "BestValue", "is_better", "is_greater_better"]
 
 Save = Callable[[Any, Path], None]
 """(state, path) -> None: writes a state to a path that does not exist yet."""
@@ -66,7 +66,7 @@ class BestModel:
         """
         value = self._metric_of(record)
         with self._lock:
-            if math.isnan(value) or not self._is_better(value):
+            if not is_better(value, self._value, is_greater=self.greater_is_better):
                 return False
             self.path.parent.mkdir(parents=True, exist_ok=True)
             written = self.path.with_name(f".{self.path.stem}.{os.getpid()}.new{self.path.suffix}")
@@ -80,11 +80,6 @@ class BestModel:
             self._write_record(record)
             _sync(self.path.parent)
         return True
-
-    def _is_better(self, value: float) -> bool:
-        if self._value is None:
-            return True
-        return value > self._value if self.greater_is_better else value < self._value
 
     def _metric_of(self, record: EvaluationRecord) -> float:
         metrics = record.metrics
@@ -104,6 +99,28 @@ class BestModel:
         written = place.with_name(f".{place.name}.new")
         written.write_text(json.dumps(asdict(record), indent=1, default=str))
         os.replace(written, place)
+
+
+@dataclass(kw_only=True)
+class BestValue:
+    """The best value of a metric so far; None before the first."""
+
+    metric: str = field(kw_only=False)
+    is_greater: bool
+    value: float | None = None
+
+    def note(self, metrics: Mapping[str, Any]) -> None:
+        """Take the metric's value where it is a number and better."""
+        value = metrics.get(self.metric)
+        if isinstance(value, int | float) and is_better(value, self.value, is_greater=self.is_greater):
+            self.value = value
+
+
+def is_better(value: float, than: float | None, *, is_greater: bool, by: float = 0.0) -> bool:
+    """Whether a value is better than another by more than a threshold. A number is better than None; NaN never is."""
+    if math.isnan(value) or than is None:
+        return not math.isnan(value)
+    return (value - than if is_greater else than - value) > by
 
 
 def is_greater_better(metric: str) -> bool:

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from .best import BestModel
     from .timeline import Timeline
 
-__all__ = ["AsyncEvaluator", "Drain", "OnBackpressure", "OnError"]
+__all__ = ["MAX_PENDING", "AsyncEvaluator", "Drain", "OnBackpressure", "OnError"]
 
 OnError = Literal["record", "raise"]
+
+MAX_PENDING = 4
+"""How many evaluations may be open by default: each holds a copy of the weights."""
 
 
 @checked_options
@@ -89,7 +92,7 @@ class AsyncEvaluator:
         fp16_state_dict: bool = False,
         async_copy: bool = True,
         on_backpressure: OnBackpressure = "skip",
-        max_pending: int = 4,
+        max_pending: int = MAX_PENDING,
         on_error: OnError = "record",
         gate: GateMode = "auto",
         timeout_s: float | None = None,

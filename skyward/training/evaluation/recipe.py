@@ -15,7 +15,7 @@ __all__ = ["OWN_KEY", "Recipe"]
 
 _log = logging.getLogger(__name__)
 
-OWN_KEY = "own"
+OWN_KEY = "auto"
 LARGE_BYTES = 16 << 20
 """A function whose pickle is larger has probably caught a model or its data."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ..dtensors import is_dtensor
-from ..frameworks.model import unwrapped
+from ..parts import unwrapped
 
 __all__ = ["FROZEN_SAMPLE", "frozen_sample", "halved", "is_sharded", "model_state", "sends_parts"]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from .best import is_greater_better
+from .best import is_better, is_greater_better
 from .records import EvaluationRecord
 
 __all__ = ["EarlyStopping"]
@@ -35,7 +34,7 @@ class EarlyStopping:
         if record.status != "ok" or value is None:
             return False
         value = float(value)
-        if self._is_better(value):
+        if is_better(value, self._best, is_greater=self._is_greater, by=self._threshold):
             self._best, self._worse = value, 0
         else:
             self._worse += 1
@@ -46,9 +45,3 @@ class EarlyStopping:
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         self._best, self._worse = state_dict["best"], state_dict["worse"]
-
-    def _is_better(self, value: float) -> bool:
-        if math.isnan(value) or self._best is None:
-            return not math.isnan(value)
-        gain = value - self._best if self._is_greater else self._best - value
-        return gain > self._threshold

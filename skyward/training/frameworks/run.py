@@ -19,7 +19,7 @@ from ...errors import UsageError
 from ..agree import Ranks, ranks_of_this_process
 from ..bus import CallbackHandler
 from ..events import TrainerControl, TrainerState
-from .model import plain
+from .foreign import plain
 
 __all__ = ["Framework", "Run", "RunArguments", "as_eval_metrics"]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
+import pickle
 import subprocess
 import sys
 from enum import IntEnum
@@ -14,9 +17,11 @@ import pytest
 import torch
 
 from skyward.errors import UsageError
+from skyward.training import sakura
+from skyward.training.frameworks.foreign import plain
 from skyward.training.frameworks.json_state import from_json, to_json
-from skyward.training.frameworks.model import plain, unwrapped
 from skyward.training.frameworks.run import Run, as_eval_metrics
+from skyward.training.parts import unwrapped
 
 
 def through_json(value: Any) -> Any:
@@ -103,14 +108,42 @@ def test_a_cadence_that_is_none_is_refused() -> None:
         Run([], logging_steps=0, **given)
 
 
-def test_importing_the_frameworks_folders_imports_no_framework() -> None:
+def test_importing_training_imports_no_framework() -> None:
     code = (
-        "import sys, skyward.training, skyward.training.frameworks.hf.callbacks\n"
-        "import skyward.training.frameworks.lightning.callbacks, skyward.training.frameworks.keras.callbacks\n"
+        "import sys, skyward.training, skyward.training.sakura.lightning, skyward.training.sakura.tensorflow\n"
+        "from skyward.training.sakura import AsyncTrainer, SakuraTrainer\n"
         "print(sorted({'torch', 'transformers', 'lightning', 'keras', 'jax', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("skyward.training", "HFCallbacks"),
+        ("skyward.training", "LightningCallbacks"),
+        ("skyward.training.sakura", "AsyncTrainer"),
+        ("skyward.training.sakura", "SakuraHFCallback"),
+        ("skyward.training.sakura", "SakuraLightningCallback"),
+        ("skyward.training.sakura", "SakuraTrainer"),
+    ],
+)
+def test_classes_report_their_public_module(module: str, name: str) -> None:
+    kind = getattr(importlib.import_module(module), name)
+    assert kind.__module__ == module
+    assert pickle.loads(pickle.dumps(kind)) is kind
+
+
+def test_options_that_are_passed_on_stand_in_the_signature() -> None:
+    from skyward.training.evaluation import AsyncEvaluator
+
+    theirs = inspect.signature(AsyncEvaluator).parameters
+    for name in ("SakuraHFCallback", "SakuraLightningCallback", "AsyncTrainer"):
+        ours = inspect.signature(getattr(sakura, name)).parameters
+        for option in ("cache_key", "max_pending", "on_backpressure", "on_error", "gate", "timeout_s", "timeline"):
+            assert ours[option] == theirs[option]
+    assert "snapshots" not in inspect.signature(sakura.AsyncTrainer).parameters
 
 
 def test_a_framework_that_is_not_installed_is_named_with_its_extra(tmp_path: Path) -> None:

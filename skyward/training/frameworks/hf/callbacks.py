@@ -33,15 +33,17 @@ import sys
 from collections.abc import Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from ....signatures import checked_options
 from ...agree import Ranks, ranks_of_this_process
 from ...bus import CallbackHandler
 from ...callbacks.metrics import is_summary
 from ...events import TrainerControl
+from ...parts import unwrapped
+from ..foreign import load_framework, on_the_stack, plain, warn_of_silence
 from ..json_state import from_json, to_json
-from ..model import class_at_first_use, load_framework, plain, unwrapped, warn_of_silence
 from .losses import NOT_FINITE, UnfilteredLosses
 
-__all__ = ["HFCallbacks", "HFTranslation", "on_the_stack"]
+__all__ = ["HFCallbacks"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,13 +53,43 @@ _ABORTED = {"should_training_stop": True, "should_save": False, "should_evaluate
 _SILENT = {"on_train_metrics": "Hugging Face's Trainer tells a loss only when it logs; use on_log"}
 
 
-class HFTranslation:
-    """HF's events into ours. What `HFCallbacks` is but for its base classes, so that nothing is imported here."""
+if TYPE_CHECKING:
+    from transformers.trainer_callback import ExportableState
+    from transformers.trainer_callback import TrainerCallback as HFCallback
+else:
+    _hf = load_framework("transformers.trainer_callback", extra="transformers")
+    HFCallback, ExportableState = _hf.TrainerCallback, _hf.ExportableState
+
+
+@checked_options
+class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they are Any to mypy here
+    """A callback of transformers' `Trainer` that runs ours. One for a trainer, with all of them in it.
+
+    callbacks: as our `Trainer` takes them; HF's own may be among them.
+    logging_dir: `args.logging_dir` for them, where JsonLogger and TBLogger write; None: `<output_dir>/logs`.
+    ranks: of the run; None: those of torch's process group.
+
+    Raises: UsageError for what is no callback.
+    """
+
+    __module__ = "skyward.training"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an object with a class of its own, whose constructor returns that object.
+
+        HF restores a callback's state by making a new object of its class, `type(callback)(**args)`, which could not
+        know the callbacks that the user gave.
+        """
+        if "_only" not in cls.__dict__:
+            own: Any = type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__})
+            own._only = object.__new__(own)
+            return own._only
+        return cls._only
 
     def __init__(
         self, callbacks: Iterable[object] = (), *, logging_dir: str | None = None, ranks: Ranks | None = None
     ) -> None:
-        if "_bus" in self.__dict__:  # HF makes callbacks anew on resume; see _build
+        if "_bus" in self.__dict__:  # HF makes callbacks anew on resume; see __new__
             return
         self._bus = CallbackHandler(callbacks)
         self._logging_dir = logging_dir
@@ -266,19 +298,6 @@ def _amend(
             told[name] = logs[name] = record[name] = plain(value)
 
 
-def on_the_stack(kind: type) -> Any:
-    """The nearest caller's `self` of this kind."""
-    frame = sys._getframe(1)
-    for _ in range(16):
-        if frame is None:
-            return None
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, kind):
-            return owner
-        frame = frame.f_back  # type: ignore[assignment]  # None above the first
-    return None
-
-
 def _aborted(control: Any) -> Any:
     """A control of HF's that stops, and neither saves nor evaluates, whatever is assigned to it.
 
@@ -292,45 +311,3 @@ def _aborted(control: Any) -> Any:
         object.__setattr__(self, name, _ABORTED.get(name, value))
 
     return type(kind.__name__, (kind,), {"_aborted": True, "__setattr__": assign})()
-
-
-def _bases() -> tuple[type, ...]:
-    hf = load_framework("transformers.trainer_callback", extra="transformers")
-    return HFTranslation, hf.TrainerCallback, hf.ExportableState
-
-
-def _of_a_class_of_its_own(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Its `__new__`. Each object has a class of its own, whose constructor gives that object.
-
-    HF restores a callback's state by making a new object of its class, `type(callback)(**args)`, which could not know
-    the callbacks that the user gave.
-    """
-    if "_only" not in cls.__dict__:
-        cls = type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__})
-        cls._only = object.__new__(cls)
-    return cls._only
-
-
-HFCALLBACKS_DOC = """A callback of transformers' `Trainer` that runs ours. One for a trainer, with all of them in it.
-
-    callbacks: as our `Trainer` takes them; HF's own may be among them.
-    logging_dir: `args.logging_dir` for them, where JsonLogger and TBLogger write; None: `<output_dir>/logs`.
-    ranks: of the run; None: those of torch's process group.
-
-    Raises: UsageError for what is no callback.
-    """
-
-if TYPE_CHECKING:
-    from transformers.trainer_callback import TrainerCallback as _HFTrainerCallback
-
-    class HFCallbacks(HFTranslation, _HFTrainerCallback):  # type: ignore[misc]  # its base is Any where not installed
-        __doc__ = HFCALLBACKS_DOC
-
-else:
-    __getattr__ = class_at_first_use(
-        __name__,
-        "HFCallbacks",
-        HFCALLBACKS_DOC,
-        _bases,
-        __new__=_of_a_class_of_its_own,
-    )

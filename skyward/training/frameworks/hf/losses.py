@@ -6,9 +6,11 @@ interval, which is 0 at first: a run that has diverged logs a loss of 0. There i
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from ...agree import Ranks
+from ..foreign import put
 
 __all__ = ["NOT_FINITE", "UnfilteredLosses"]
 
@@ -21,8 +23,7 @@ class UnfilteredLosses:
     """Whether there was a finite loss since the last log. Nothing is waited for until a log asks."""
 
     def __init__(self) -> None:
-        self._trainer: Any = None
-        self._given: Any = None  # a training_step that the user has put on this trainer
+        self._undo = ExitStack()
         self._has_finite: Any = None  # a tensor where the losses are; None before the first loss
 
     def attach(self, trainer: Any) -> None:
@@ -30,25 +31,18 @@ class UnfilteredLosses:
         self.detach()
         if trainer is None:
             return
-        self._trainer, self._given = trainer, vars(trainer).get("training_step")
-        step = trainer.training_step
 
         def training_step(*args: Any, **kwargs: Any) -> Any:
             loss = step(*args, **kwargs)
             self._note(loss)
             return loss
 
-        trainer.training_step = training_step
+        step = put(self._undo, trainer, "training_step", training_step)
 
     def detach(self) -> None:
         """Gives the trainer its `training_step` back."""
-        trainer, self._trainer, self._has_finite = self._trainer, None, None
-        if trainer is None:
-            return
-        if self._given is None:
-            del trainer.training_step
-        else:
-            trainer.training_step = self._given
+        self._undo.close()
+        self._has_finite = None
 
     def are_hidden(self, ranks: Ranks) -> bool:
         """Whether all losses of any rank since the last time were not finite. Collective. Begins the next interval."""

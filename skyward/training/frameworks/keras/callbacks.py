@@ -34,13 +34,15 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ....errors import UsageError
+from ....signatures import checked_options
 from ...agree import Ranks
 from ...bus import CallbackHandler
+from ...parts import unwrapped
+from ..foreign import load_framework, warn_of_silence
 from ..json_state import from_json, to_json
-from ..model import class_at_first_use, load_framework, unwrapped, warn_of_silence
 from ..run import Run, as_eval_metrics
 
-__all__ = ["KerasCallbacks", "KerasTranslation"]
+__all__ = ["KerasCallbacks", "steps_taken"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +58,31 @@ _IN_STEPS = frozenset(("on_step_begin", "on_substep_end", "on_train_metrics", "o
 _WEIGHTS, _STATE = ".weights.h5", ".state.json"
 
 
-class KerasTranslation:
-    """Keras's events into ours. What `KerasCallbacks` is but for its base class."""
+if TYPE_CHECKING:
+    from keras.callbacks import Callback
+else:
+    Callback = load_framework("keras", extra="keras").callbacks.Callback
+
+
+@checked_options
+class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy here
+    """A callback of Keras's `fit`, `evaluate` and `predict` that runs ours. All of them in one.
+
+    callbacks: as our `Trainer` takes them.
+    output_dir: where checkpoints that callbacks ask for go; None: `trainer_output` in the working folder.
+    logging_dir: `args.logging_dir` for them; None: `<output_dir>/logs`.
+    logging_steps: optimizer steps from one log to the next, >= 1; None: one log at the end of each epoch.
+    save_at_stop: whether a stop writes a checkpoint first.
+    resume_from_checkpoint: one of these to go on from, `...weights.h5`; True: the newest in output_dir with finite
+        weights.
+    ranks: of the run; None: those of torch's process group. On other backends give them, or let callbacks decide alike
+        in each process.
+
+    Raises: UsageError for what is no callback, or a logging_steps that is not legal; in `fit`, for a checkpoint that
+        is not there.
+    """
+
+    __module__ = "skyward.training"
 
     model: Any
     params: dict[str, Any] | None
@@ -107,7 +132,7 @@ class KerasTranslation:
         warn_of_silence(self._run.bus, _SILENT)
         self._load_checkpoint()
         self._run.init_end()
-        self._begins_at = self._steps_taken()
+        self._begins_at = steps_taken(self)
         self._run.begin(global_step=self._begins_at)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -133,7 +158,7 @@ class KerasTranslation:
         is_whole = self._batches_in_epoch is None or self._batches_of_epoch >= self._batches_in_epoch
         if self._batches_in_epoch is None and not self._side.model.stop_training:
             self._batches_in_epoch = self._batches_of_epoch
-        self._run.state.global_step = max(self._run.state.global_step, self._steps_taken())
+        self._run.state.global_step = max(self._run.state.global_step, steps_taken(self))
         self._run.epoch_end(epoch + 1.0 if is_whole else self._run.state.epoch or 0.0)
 
     # A step ----------------------------------------------------------------------------------------------------------
@@ -209,10 +234,7 @@ class KerasTranslation:
         args.logging_strategy = "epoch" if self._run.logging_steps is None else "steps"
         per_epoch = (self._batches_in_epoch or 500) // args.gradient_accumulation_steps
         state.logging_steps = args.logging_steps = self._run.logging_steps or max(1, per_epoch)
-        state.max_steps = args.max_steps = self._steps_taken() + args.num_train_epochs * per_epoch
-
-    def _steps_taken(self) -> int:
-        return int(self.model.optimizer.iterations)  # `model`: JAX's are brought back to it
+        state.max_steps = args.max_steps = steps_taken(self) + args.num_train_epochs * per_epoch
 
     def _take_losses(self) -> None:
         """What the losses have grown by since they were last looked at goes into the next log."""
@@ -247,7 +269,7 @@ class KerasTranslation:
 class _Side:
     """Keras's side of a run: a `Framework`."""
 
-    def __init__(self, owner: KerasTranslation) -> None:
+    def __init__(self, owner: KerasCallbacks) -> None:
         self._owner = owner
         self.metrics: dict[str, Any] = {}
         self._warned: set[str] = set()
@@ -336,6 +358,11 @@ class _Side:
             _log.warning("%s: %s", flag, why)
 
 
+def steps_taken(callback: Any) -> int:
+    """Return how many steps the optimizer has made, of the `model` of a callback: JAX's are brought back to that."""
+    return int(callback.model.optimizer.iterations)
+
+
 def _is_jax() -> bool:
     import keras
 
@@ -373,34 +400,3 @@ def _state_beside(weights: str) -> Any:
             return json.load(file)
     except FileNotFoundError:  # which is said where the checkpoint is loaded
         return {}
-
-
-KERASCALLBACKS_DOC = """A callback of Keras's `fit`, `evaluate` and `predict` that runs ours. All of them in one.
-
-    callbacks: as our `Trainer` takes them.
-    output_dir: where checkpoints that callbacks ask for go; None: `trainer_output` in the working folder.
-    logging_dir: `args.logging_dir` for them; None: `<output_dir>/logs`.
-    logging_steps: optimizer steps from one log to the next, >= 1; None: one log at the end of each epoch.
-    save_at_stop: whether a stop writes a checkpoint first.
-    resume_from_checkpoint: one of these to go on from, `...weights.h5`; True: the newest in output_dir with finite
-        weights.
-    ranks: of the run; None: those of torch's process group. On other backends give them, or let callbacks decide alike
-        in each process.
-
-    Raises: UsageError for what is no callback, or a logging_steps that is not legal; in `fit`, for a checkpoint that
-        is not there.
-    """
-
-if TYPE_CHECKING:
-    from keras.callbacks import Callback as _Callback
-
-    class KerasCallbacks(KerasTranslation, _Callback):  # type: ignore[misc]  # its base is Any to mypy here
-        __doc__ = KERASCALLBACKS_DOC
-
-else:
-    __getattr__ = class_at_first_use(
-        __name__,
-        "KerasCallbacks",
-        KERASCALLBACKS_DOC,
-        lambda: (KerasTranslation, load_framework("keras", extra="keras").callbacks.Callback),
-    )

@@ -1,16 +1,26 @@
-"""What is done with Keras's models that are not the one that trains: scoring on workers, loading and saving weights."""
+"""Keras's models and their weights: scoring on workers, taking, loading and saving."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ....errors import UsageError
-from .monitors import load_weights_anywhere
 
-__all__ = ["UNBUILT", "KerasFactory", "KerasSave", "KerasScore", "load_keras"]
+__all__ = [
+    "UNBUILT",
+    "KerasFactory",
+    "KerasSave",
+    "KerasScore",
+    "Weights",
+    "load_keras",
+    "load_weights_anywhere",
+    "values_of",
+]
+
+Weights = Sequence[Any]
 
 UNBUILT = (
     "model_factory: the model that it makes has no weights yet; begin it with keras.Input(shape), or call "
@@ -67,19 +77,17 @@ class KerasSave:
 
     def __call__(self, weights: Any, path: Path) -> None:
         """By the end of its name: a whole model (.keras), weights (.h5), or arrays by number (.npz)."""
+        load_keras(self._model, weights)
         if path.suffix == ".npz":
             import numpy as np
 
-            load_keras(self._model, weights)
             np.savez(path, **{str(at): each for at, each in enumerate(self._model.get_weights())})
-            return
-        load_keras(self._model, weights)
-        if path.suffix == ".keras":
+        elif path.suffix == ".keras":
             self._model.save(path)
-            return
-        written = path.with_name(f"{path.name}.weights.h5")  # the only end that Keras takes
-        self._model.save_weights(written)
-        os.replace(written, path)
+        else:
+            written = path.with_name(f"{path.name}.weights.h5")  # the only end that Keras takes
+            self._model.save_weights(written)
+            os.replace(written, path)
 
 
 def load_keras(model: Any, weights: Any) -> None:
@@ -94,3 +102,24 @@ def load_keras(model: Any, weights: Any) -> None:
     at = next((at for at, (one, other) in enumerate(zip(own, shapes, strict=False)) if one != other), None)
     differs = f"{len(own)} weights, not {len(shapes)}" if at is None else f"{own[at]} for weight {at}, not {shapes[at]}"
     raise UsageError(f"model_factory: the model that it makes is not the one that trains: it has {differs}")
+
+
+def values_of(model: Any) -> list[Any]:
+    """A model's weights as its backend holds them, without a copy: to be copied once, by who takes a snapshot."""
+    return [variable.value.detach() if _is_torch(variable.value) else variable.value for variable in model.weights]
+
+
+def load_weights_anywhere(model: Any, weights: Weights) -> None:
+    """Puts weights, arrays or torch's tensors, into a Keras model of any backend."""
+    model.set_weights([_array(each) for each in weights])
+
+
+def _array(value: Any) -> Any:
+    if not _is_torch(value):
+        return value
+    value = value.detach().cpu()
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch"

@@ -8,23 +8,23 @@ that keeps weights acts, so what it writes or restores is what the score is of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["KerasMonitors", "load_weights_anywhere", "values_of"]
+from ..foreign import put
+from .models import Weights, load_weights_anywhere
 
-Weights = Sequence[Any]
+__all__ = ["KerasMonitors"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Held:
-    """A callback whose epoch ends are ours. own: what its instance had under that name."""
+    """A callback whose epoch ends are ours."""
 
     callback: Any
     hook: Callable[..., Any]
-    own: Any
     needs_weights: bool
 
 
@@ -35,6 +35,7 @@ class KerasMonitors:
         self._model = model
         self._callbacks = list(callbacks)
         self._held: list[_Held] = []
+        self._undo = ExitStack()
         self._waits_for: dict[str, str] = {}
 
     @property
@@ -62,11 +63,7 @@ class KerasMonitors:
 
     def detach(self) -> None:
         """Gives everything back. Idempotent."""
-        for each in self._held:
-            if each.own is None:
-                del each.callback.on_epoch_end
-            else:
-                each.callback.on_epoch_end = each.own
+        self._undo.close()
         self._held = []
 
     def told(self, epoch: int, logs: Mapping[str, Any], weights: Weights | None) -> None:
@@ -81,17 +78,14 @@ class KerasMonitors:
                 each.hook(epoch, dict(logs))
 
     def _hold(self, callback: Any, needs_weights: bool) -> None:
-        original = callback.on_epoch_end
-
         def on_epoch_end(epoch: int, logs: Any = None) -> None:
             if callback.monitor in (logs or {}):
                 original(epoch, logs)
             else:
                 self._waits_for.setdefault(callback.monitor, type(callback).__name__)
 
-        own = vars(callback).get("on_epoch_end")
-        callback.on_epoch_end = on_epoch_end
-        self._held.append(_Held(callback=callback, hook=original, own=own, needs_weights=needs_weights))
+        original = put(self._undo, callback, "on_epoch_end", on_epoch_end)
+        self._held.append(_Held(callback=callback, hook=original, needs_weights=needs_weights))
 
 
 @contextmanager
@@ -105,27 +99,6 @@ def _with_weights(model: Any, weights: Weights | None) -> Iterator[None]:
         yield
     finally:
         model.set_weights(kept)
-
-
-def values_of(model: Any) -> list[Any]:
-    """A model's weights as its backend holds them, without a copy: to be copied once, by who takes a snapshot."""
-    return [variable.value.detach() if _is_torch(variable.value) else variable.value for variable in model.weights]
-
-
-def load_weights_anywhere(model: Any, weights: Weights) -> None:
-    """Puts weights, arrays or torch's tensors, into a Keras model of any backend."""
-    model.set_weights([_array(each) for each in weights])
-
-
-def _array(value: Any) -> Any:
-    if not _is_torch(value):
-        return value
-    value = value.detach().cpu()
-    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
-
-
-def _is_torch(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch"
 
 
 def _is_number(value: Any) -> bool:

@@ -27,21 +27,43 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ....signatures import checked_options
 from ...agree import Ranks
 from ...bus import CallbackHandler
-from ..model import class_at_first_use, load_framework, plain, unwrapped
+from ...parts import unwrapped
+from ..foreign import plain, put
 from ..run import Run, as_eval_metrics
+from .package import lightning
 
-__all__ = ["LightningCallbacks", "LightningTranslation", "lightning_callback", "lightning_package"]
+__all__ = ["LightningCallbacks"]
 
 _log = logging.getLogger(__name__)
 
 
-class LightningTranslation:
-    """Lightning's events into ours. What `LightningCallbacks` is but for its base class."""
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+else:
+    Callback = lightning("callbacks").Callback
+
+
+@checked_options
+class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy here
+    """A callback of Lightning's `Trainer` that runs ours. One for a trainer, all of them in it.
+
+    callbacks: as our `Trainer` takes them.
+    output_dir: where checkpoints that callbacks ask for go; None: the trainer's `default_root_dir`.
+    logging_dir: `args.logging_dir` for them; None: `<output_dir>/logs`.
+    logging_steps: optimizer steps from one log to the next, >= 1; None: the trainer's `log_every_n_steps`.
+    save_at_stop: whether a stop writes a checkpoint first.
+    count_tokens: a batch's tokens; None: the size of `input_ids` where a batch has it, else 0.
+    ranks: of the run; None: those of torch's process group.
+
+    Raises: UsageError for what is no callback, or a logging_steps that is not legal.
+    """
+
+    __module__ = "skyward.training"
 
     def __init__(
         self,
@@ -265,9 +287,9 @@ class _Fit:
 
     def abort(self) -> None:
         trainer, loop = self._trainer, self._trainer.fit_loop
-        self._put(trainer, "limit_val_batches", 0)
-        self._put(loop, "min_epochs", None)
-        self._put(loop.epoch_loop, "min_steps", None)
+        put(self._undo, trainer, "limit_val_batches", 0)
+        put(self._undo, loop, "min_epochs", None)
+        put(self._undo, loop.epoch_loop, "min_steps", None)
         trainer.should_stop = True
         # They stand behind ours in the list, so none of them has had this event yet. In place: the list is being gone
         # through.
@@ -289,7 +311,6 @@ class _Fit:
         """For the length of a fit, what Lightning has no event for: gradients clipped, step taken, file written."""
         self.detach()
         run, trainer, module = self._run, self._trainer, self._module
-        clip, save = module.configure_gradient_clipping, trainer.save_checkpoint
 
         def configure_gradient_clipping(*args: Any, **kwargs: Any) -> None:
             clip(*args, **kwargs)
@@ -304,8 +325,8 @@ class _Fit:
             self._learning_rate = float(optimizer.param_groups[0]["lr"])  # schedulers have not moved on yet
             run.fire("on_optimizer_step")
 
-        self._put(module, "configure_gradient_clipping", configure_gradient_clipping)
-        self._put(trainer, "save_checkpoint", save_checkpoint)
+        clip = put(self._undo, module, "configure_gradient_clipping", configure_gradient_clipping)
+        save = put(self._undo, trainer, "save_checkpoint", save_checkpoint)
         for optimizer in trainer.optimizers:
             self._undo.callback(optimizer.register_step_post_hook(stepped).remove)
 
@@ -320,15 +341,6 @@ class _Fit:
             if state.best_model_checkpoint != best.best_model_path:
                 state.best_global_step = state.global_step
             state.best_metric, state.best_model_checkpoint = float(score), best.best_model_path
-
-    def _put(self, owner: Any, name: str, value: Any) -> None:
-        """Sets an attribute of one object till `detach`."""
-        own = vars(owner)
-        if name in own:
-            self._undo.callback(setattr, owner, name, own[name])
-        else:
-            self._undo.callback(delattr, owner, name)
-        setattr(owner, name, value)
 
 
 def _tokens_of(batch: Any) -> int:
@@ -348,42 +360,3 @@ def _norm(optimizer: Any) -> Any:
 
 def _differ(before: Any, after: Any) -> bool:
     return before is not after and not bool((before == after).all())
-
-
-def lightning_package() -> str:
-    """The one that is installed: `pytorch_lightning` is Lightning's old name."""
-    is_old = find_spec("lightning") is None and find_spec("pytorch_lightning") is not None
-    return "pytorch_lightning" if is_old else "lightning.pytorch"
-
-
-def lightning_callback() -> Any:
-    """Lightning's base class of callbacks. Raises: MissingDependency."""
-    return load_framework(f"{lightning_package()}.callbacks", extra="lightning").Callback
-
-
-LIGHTNINGCALLBACKS_DOC = """A callback of Lightning's `Trainer` that runs ours. One for a trainer, all of them in it.
-
-    callbacks: as our `Trainer` takes them.
-    output_dir: where checkpoints that callbacks ask for go; None: the trainer's `default_root_dir`.
-    logging_dir: `args.logging_dir` for them; None: `<output_dir>/logs`.
-    logging_steps: optimizer steps from one log to the next, >= 1; None: the trainer's `log_every_n_steps`.
-    save_at_stop: whether a stop writes a checkpoint first.
-    count_tokens: a batch's tokens; None: the size of `input_ids` where a batch has it, else 0.
-    ranks: of the run; None: those of torch's process group.
-
-    Raises: UsageError for what is no callback, or a logging_steps that is not legal.
-    """
-
-if TYPE_CHECKING:
-    from lightning.pytorch.callbacks import Callback as _Callback
-
-    class LightningCallbacks(LightningTranslation, _Callback):  # type: ignore[misc]  # its base is Any to mypy here
-        __doc__ = LIGHTNINGCALLBACKS_DOC
-
-else:
-    __getattr__ = class_at_first_use(
-        __name__,
-        "LightningCallbacks",
-        LIGHTNINGCALLBACKS_DOC,
-        lambda: (LightningTranslation, lightning_callback()),
-    )

@@ -15,28 +15,40 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+import torch
 
 from ....errors import UsageError
 from ...agree import Ranks
-from ...callbacks.lines import write_line
-from ..evaluations import Beside, EvaluatorOptions, line_of, row_of_epoch
-from ..model import class_at_first_use
-from .callbacks import LightningTranslation, lightning_callback, lightning_package
+from ...evaluation.best import BestModel, BestValue
+from ..evaluations import Drain, Evaluations, RunOptions, line_of, with_options
+from .callbacks import LightningCallbacks
 from .monitors import Monitors
+from .package import lightning, lightning_package
 from .validation import Validation, validate
 
 if TYPE_CHECKING:
-    from ...evaluation import AsyncEvaluator, EvaluationRecord, Timeline
-    from ...snapshot import SnapshotPool
+    from lightning.pytorch.callbacks import Callback
 
-__all__ = ["SakuraLightning", "SakuraLightningCallback"]
+    from ...evaluation import AsyncEvaluator, EvaluationRecord
+else:
+    Callback = lightning("callbacks").Callback
+
+__all__ = ["SakuraLightningCallback"]
 
 
-class SakuraLightning(Beside):
-    """What `SakuraLightningCallback` is but for Lightning's base class, so that nothing is imported here."""
+@with_options(RunOptions)
+class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is Any to mypy here
+    """What `SakuraTrainer` does, as a callback of a Trainer of your own.
 
-    def __init__(  # noqa: PLR0913  # keyword-only options
+    Give that Trainer `limit_val_batches=0`, or it validates, too. Arguments and results are `SakuraTrainer`'s;
+    val_loader_factory is required, and val_options are arguments of the worker's Trainer (limit_val_batches, ...).
+    """
+
+    __module__ = "skyward.training.sakura"
+
+    def __init__(
         self,
         *,
         val_loader_factory: Callable[[], Any],
@@ -47,44 +59,28 @@ class SakuraLightning(Beside):
         monitor: str = "val_loss",
         mode: Literal["min", "max"] = "min",
         verbose: bool = True,
-        drain: Literal["lazy", "strict"] = "strict",
-        cache_key: str | None = "auto",
-        fp16_state_dict: bool = False,
-        max_pending: int = 4,
-        on_backpressure: Literal["skip", "queue", "block"] = "skip",
-        async_copy: bool = True,
-        on_error: Literal["record", "raise"] = "record",
-        gate: Literal["auto", "always", "sync"] = "auto",
-        timeout_s: float | None = None,
+        drain: Drain = "strict",
         max_age_steps: int | None = None,
         trainable_only: bool | Literal["auto"] = "auto",
-        snapshots: SnapshotPool | None = None,
-        timeline: Timeline | None = None,
         ranks: Ranks | None = None,
+        **options: Unpack[RunOptions],
     ) -> None:
         if mode not in ("min", "max"):
             raise UsageError(f"mode: {mode!r}; it is 'min' or 'max'")
-        options = EvaluatorOptions(
-            val_compute=val_compute,
-            drain=drain,
-            cache_key=cache_key,
-            fp16_state_dict=fp16_state_dict,
-            max_pending=max_pending,
-            on_backpressure=on_backpressure,
-            async_copy=async_copy,
-            on_error=on_error,
-            gate=gate,
-            timeout_s=timeout_s,
-            snapshots=snapshots,
-            timeline=timeline,
-        )
-        super().__init__(options, max_age_steps=max_age_steps, ranks=ranks)
+        self._is_lazy, self._is_in_thread = drain == "lazy", val_compute is None
         self._loader_factory, self._model_factory, self._model_path = val_loader_factory, model_factory, model_path
-        self._monitor, self._mode, self._verbose, self._trainable_only = monitor, mode, verbose, trainable_only
-        self._val_options = dict(val_options or {})
+        self._best = BestValue(monitor, is_greater=mode == "max")
+        self._trainable_only, self._val_options = trainable_only, dict(val_options or {})
+        self._evaluations = Evaluations(
+            type(self).__name__,
+            {"val_compute": val_compute, "drain": drain, **options},
+            max_age_steps=max_age_steps,
+            ranks=ranks,
+            line=_line if verbose else None,
+        )
+        self.history, self.records = self._evaluations.history, self._evaluations.records
         self._monitors: Monitors | None = None
         self._asked: dict[int, _Asked] = {}
-        self.best_val_loss: float | None = None
 
     # Lightning's events ----------------------------------------------------------------------------------------------
 
@@ -94,10 +90,10 @@ class SakuraLightning(Beside):
         self.close()
         self._asked = {}
         trainable_only = _has_adapters(pl_module) if self._trainable_only == "auto" else self._trainable_only
-        self._open(lambda: self._evaluator(trainer, pl_module), self._ranks_of_run(), trainable_only=trainable_only)
+        self._evaluations.open(lambda: self._evaluator(trainer, pl_module), trainable_only=trainable_only)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._monitors = Monitors(trainer, package=lightning_package())
+        self._monitors = Monitors(trainer)
         self._monitors.attach()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -108,20 +104,20 @@ class SakuraLightning(Beside):
             logger_step = trainer.fit_loop.epoch_loop._batches_that_stepped
             part = (batch_idx + 1) / trainer.num_training_batches
             self._submit(trainer, _Asked(logger_step=logger_step, epochs=trainer.current_epoch + part))
-        if is_due or self._options.drain == "lazy":
-            self._report(trainer, self._met.poll(step=trainer.global_step))
+        if is_due or self._is_lazy:
+            self._report(trainer, self._evaluations.poll(step=trainer.global_step))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._watching.hold_schedulers()
         if _is_due_after_epoch(trainer):
             logger_step = trainer.fit_loop.epoch_loop._batches_that_stepped - 1
             self._submit(trainer, _Asked(logger_step=logger_step, epochs=trainer.current_epoch + 1.0))
-        self._report(trainer, self._met.poll(step=trainer.global_step))
+        self._report(trainer, self._evaluations.poll(step=trainer.global_step))
         if _is_last_epoch(trainer):  # other callbacks are told before us that training has ended
-            self._report(trainer, self._met.drain(step=trainer.global_step))
+            self._report(trainer, self._evaluations.drain(step=trainer.global_step))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._report(trainer, self._met.drain(step=trainer.global_step))
+        self._report(trainer, self._evaluations.drain(step=trainer.global_step))
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.close()
@@ -131,32 +127,40 @@ class SakuraLightning(Beside):
 
     # A user's --------------------------------------------------------------------------------------------------------
 
+    @property
+    def pending(self) -> int:
+        """Evaluations that have been asked for, and not been told of yet."""
+        return self._evaluations.pending
+
+    @property
+    def best_val_loss(self) -> float | None:
+        """The best value of `monitor`; None until there is one."""
+        return self._best.value
+
     def close(self) -> None:
         """Ends what this object has started, and gives hooks back. Called when a fit ends, however it ends."""
         if self._monitors is not None:
             self._monitors.detach()
             self._monitors = None
-        super().close()
+        self._evaluations.close()
 
     # Within ----------------------------------------------------------------------------------------------------------
 
     @property
     def _watching(self) -> Monitors:
         if self._monitors is None:
-            raise UsageError(f"{type(self).__name__}: {self._is_missing}")
+            raise UsageError(f"{type(self).__name__}: no fit is under way")
         return self._monitors
 
     def _evaluator(self, trainer: Any, module: Any) -> AsyncEvaluator:
-        from ...evaluation import BestModel
-
         best = None
         if self._model_path is not None:
-            best = BestModel(self._model_path, self._monitor, greater_is_better=self._mode == "max")
+            best = BestModel(self._model_path, self._best.metric, greater_is_better=self._best.is_greater)
         options: dict[str, Any] = {"precision": trainer.precision}
-        if self._options.val_compute is None and trainer.strategy.root_device.type == "cpu":
+        if self._is_in_thread and trainer.strategy.root_device.type == "cpu":
             options["accelerator"] = "cpu"
         options |= self._val_options
-        return self._options.evaluator(
+        return self._evaluations.make(
             self._model_factory or _factory_of(module),
             validate,
             Validation(loaders=self._loader_factory, options=options, package=lightning_package()),
@@ -170,14 +174,10 @@ class SakuraLightning(Beside):
             return
         self._asked[step] = asked
         self._watching.asked(step=step)
-        self._met.submit(trainer.strategy.model, step=step, epoch=float(trainer.current_epoch))
+        self._evaluations.submit(trainer.strategy.model, step=step, epoch=float(trainer.current_epoch))
 
     def _report(self, trainer: Any, records: list[EvaluationRecord]) -> None:
         for record in records:
-            self.records.append(record)
-            self.history.append(row_of_epoch(record))
-            if self._verbose and trainer.is_global_zero:
-                write_line(_line(record))
             if record.status in ("ok", "late"):
                 self._log(trainer, record)
             if record.status == "ok":
@@ -194,23 +194,15 @@ class SakuraLightning(Beside):
             logger.save()
 
     def _decide(self, trainer: Any, record: EvaluationRecord) -> None:
-        import torch
-
-        score = record.metrics.get(self._monitor)
-        is_better = score is not None and (
-            self.best_val_loss is None
-            or (score < self.best_val_loss if self._mode == "min" else score > self.best_val_loss)
-        )
-        if is_better:
-            self.best_val_loss = score
+        self._best.note(record.metrics)
         metrics = {name: torch.tensor(value) for name, value in record.metrics.items()}
         trainer.callback_metrics.update(metrics)
         trainer.logged_metrics.update(metrics)
         self._watching.told(metrics, step=record.step, epoch=int(record.epoch or 0))
-        for each in trainer.callbacks:
-            if isinstance(each, LightningTranslation):  # ours, in Lightning's Trainer
+        for callback in trainer.callbacks:
+            if isinstance(callback, LightningCallbacks):
                 epochs = self._asked[record.step].epochs
-                each.evaluated_beside(record.metrics, step=record.step, epoch=epochs)
+                callback.evaluated_beside(record.metrics, step=record.step, epoch=epochs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,24 +263,3 @@ def _is_once_an_epoch(trainer: Any) -> bool:
 
 def _line(record: EvaluationRecord) -> str:
     return line_of(record, f"validation of step {record.step}, epoch {int(record.epoch or 0)}", record.metrics)
-
-
-SAKURALIGHTNINGCALLBACK_DOC = """What `SakuraTrainer` does, as a callback of a Trainer of your own.
-
-    Give that Trainer `limit_val_batches=0`, or it validates, too. Arguments and results are `SakuraTrainer`'s;
-    val_loader_factory is required, and val_options are arguments of the worker's Trainer (limit_val_batches, ...).
-    """
-
-if TYPE_CHECKING:
-    from lightning.pytorch.callbacks import Callback as _Callback
-
-    class SakuraLightningCallback(SakuraLightning, _Callback):  # type: ignore[misc]  # its base is Any to mypy here
-        __doc__ = SAKURALIGHTNINGCALLBACK_DOC
-
-else:
-    __getattr__ = class_at_first_use(
-        __name__,
-        "SakuraLightningCallback",
-        SAKURALIGHTNINGCALLBACK_DOC,
-        lambda: (SakuraLightning, lightning_callback()),
-    )

@@ -17,6 +17,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from ..foreign import put
+from .package import lightning
+
 __all__ = ["Monitors"]
 
 _STOPPERS_HOOKS = ("on_train_epoch_end", "on_validation_end")
@@ -24,15 +27,10 @@ _SAVERS_HOOKS = ("on_train_batch_end", "on_train_epoch_end", "on_validation_end"
 
 
 class Monitors:
-    """Those of one fit. Between `attach` and `detach` hooks of the trainer's callbacks are ours.
+    """Those of one fit. Between `attach` and `detach` hooks of the trainer's callbacks are ours."""
 
-    package: Lightning's, "lightning.pytorch".
-    """
-
-    def __init__(self, trainer: Any, *, package: str) -> None:
-        from importlib import import_module
-
-        callbacks = import_module(f"{package}.callbacks")
+    def __init__(self, trainer: Any) -> None:
+        callbacks = lightning("callbacks")
         self._trainer = trainer
         self._stoppers = [each for each in trainer.callbacks if isinstance(each, callbacks.EarlyStopping)]
         savers = [each for each in trainer.callbacks if isinstance(each, callbacks.ModelCheckpoint)]
@@ -106,9 +104,6 @@ class Monitors:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _guard(self, owner: Any, hook: str) -> None:
-        original = getattr(owner, hook)
-        self._hooks[id(owner), hook] = original
-
         def guarded(trainer: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.is_ours(owner.monitor):
                 return original(trainer, module, *args, **kwargs)
@@ -116,16 +111,13 @@ class Monitors:
                 owner._save_last_checkpoint(trainer, owner._monitor_candidates(trainer))
             return None
 
-        own = vars(owner).get(hook)
-        setattr(owner, hook, guarded)
-        self._undo.callback(delattr, owner, hook) if own is None else self._undo.callback(setattr, owner, hook, own)
+        original = self._hooks[id(owner), hook] = put(self._undo, owner, hook, guarded)
 
     def _place(self, saver: Any, path: str, metrics: dict[str, Any], *, step: int, epoch: int) -> None:
         """The checkpoint that was written for a step to where `saver` puts one of this score, if it does."""
         import torch
 
         trainer, is_placed = self._trainer, False
-        own = vars(trainer).get("save_checkpoint")
 
         def save_checkpoint(filepath: Any, *_: Any, **__: Any) -> None:
             nonlocal is_placed
@@ -136,14 +128,11 @@ class Monitors:
 
         candidates = {**trainer.callback_metrics, **metrics}
         candidates |= {"epoch": torch.tensor(epoch), "step": torch.tensor(step)}
-        trainer.save_checkpoint = save_checkpoint
         try:
-            saver._save_topk_checkpoint(trainer, candidates)
+            with ExitStack() as undo:
+                put(undo, trainer, "save_checkpoint", save_checkpoint)
+                saver._save_topk_checkpoint(trainer, candidates)
         finally:
-            if own is None:
-                del trainer.save_checkpoint
-            else:
-                trainer.save_checkpoint = own
             if not is_placed:
                 self._remove(path)
 

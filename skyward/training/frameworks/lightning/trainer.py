@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ....errors import UsageError
 from ...evaluation.legal import check_names
-from .callbacks import lightning_package
-from .evaluation import SakuraLightning
+from .package import lightning
 
 if TYPE_CHECKING:
     from ...evaluation import EvaluationRecord
+    from .evaluation import SakuraLightningCallback
 
 __all__ = ["SakuraTrainer"]
 
@@ -43,6 +42,8 @@ class SakuraTrainer:
     `best_val_loss`: None until the first result. `model_path`. `trainer`: Lightning's, of the last run.
     """
 
+    __module__ = "skyward.training.sakura"
+
     def __init__(
         self,
         *,
@@ -55,12 +56,12 @@ class SakuraTrainer:
     ) -> None:
         self._model_factory, self._loader_factory = model_factory, val_loader_factory
         self.model_path = model_path
-        names = set(inspect.signature(SakuraLightning.__init__).parameters) - {"self"}
+        names = _names_of_ours()
         self._ours = {name: value for name, value in options.items() if name in names}
         self._ours |= {"val_compute": val_compute, "verbose": verbose}
         self._lightnings = {name: value for name, value in options.items() if name not in names}
         self.trainer: Any = None
-        self._callback: SakuraLightning | None = None
+        self._callback: SakuraLightningCallback | None = None
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -99,7 +100,7 @@ class SakuraTrainer:
         self.model_path = model_path or self.model_path
         from .evaluation import SakuraLightningCallback
 
-        package = import_module(lightning_package())
+        package = lightning()
         options = {**self._lightnings, **extra}
         for_both = {name: options[name] for name in ("inference_mode",) if name in options}
         for_validation = {name: options.pop(name) for name in ("limit_val_batches",) if name in options}
@@ -111,7 +112,7 @@ class SakuraTrainer:
             **ours,
         )
         theirs = set(inspect.signature(package.Trainer.__init__).parameters)
-        check_names(type(self).__name__, options, theirs | set(inspect.signature(SakuraLightning.__init__).parameters))
+        check_names(type(self).__name__, options, theirs | _names_of_ours())
         given = options.pop("callbacks", None) or []
         callbacks = [*(given if isinstance(given, list | tuple) else [given]), callback]
         # Lightning takes a module with a validation_step and nothing to validate for an oversight.
@@ -119,6 +120,12 @@ class SakuraTrainer:
         self.trainer = package.Trainer(**options, callbacks=callbacks, limit_val_batches=0)
         self.trainer.fit(model, train_loader, [] if has_step else None, ckpt_path=ckpt_path)
         return model
+
+
+def _names_of_ours() -> set[str]:
+    from .evaluation import SakuraLightningCallback  # imports Lightning
+
+    return set(inspect.signature(SakuraLightningCallback).parameters)
 
 
 class _Given:

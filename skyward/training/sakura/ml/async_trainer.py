@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ....errors import UsageError
-from ....signatures import checked_options
+from ...agree import Alone
+from ...evaluation.load import loader_for
 from ...evaluation.prepared import Prepared
-from ...frameworks.evaluations import EvaluatorOptions, row_of
+from ...frameworks.evaluations import Drain, Evaluations, EvaluatorOptions, check_callable, row_of, with_options
 
 if TYPE_CHECKING:
-    from ...evaluation import AsyncEvaluator, EvaluationRecord, Timeline
+    from ...evaluation import AsyncEvaluator, EvaluationRecord
 
 __all__ = ["AsyncTrainer"]
 
 _NEEDED = ("train", "serialized_state_dict", "_epochs", "_metrics")
 
 
-@checked_options
+@with_options(EvaluatorOptions)
 class AsyncTrainer:
     """Runs a trainer's epochs, and tests the weights of each while the next one trains.
 
@@ -39,8 +40,9 @@ class AsyncTrainer:
         is made anew each time.
     load: (model, state) -> None puts weights in; None: those of torch, and lists of arrays into Keras's models.
     drain_timeout_s: seconds that the end waits for tests under way; None: no limit.
-    Others: as `AsyncEvaluator` has them; `max_age_steps` counts epochs here. Tests that fail, are skipped or are too
-        old leave `_metrics.test` as it is.
+    max_age_steps: results that come when training is more epochs ahead are too old. None: no limit.
+    options: fp16_state_dict, max_pending, on_backpressure, on_error, gate, timeout_s and timeline, as `AsyncEvaluator`
+        has them. Tests that fail, are skipped or are too old leave `_metrics.test` as it is.
 
     `history`: a row for each test: its metrics, `epoch`, `elapsed_secs`, `step` (epochs trained), `snapshot_id`,
     `submitted_at`, `started_at`, `finished_at`, `worker`, `status`; `skipped` True where it was. `records`: the same
@@ -49,85 +51,58 @@ class AsyncTrainer:
     Raises: UsageError for what is not legal.
     """
 
-    def __init__(  # noqa: PLR0913  # keyword-only options
+    __module__ = "skyward.training.sakura"
+
+    def __init__(
         self,
         trainer: Any,
         model_factory: Callable[[], Any],
         test_fn: Callable[[Any], Any],
         val_compute: Any = None,
         *,
-        drain: Literal["lazy", "strict"] = "strict",
-        cache_key: str | None = "auto",
-        fp16_state_dict: bool = False,
-        max_pending: int = 4,
-        on_backpressure: Literal["skip", "queue", "block"] = "skip",
-        on_error: Literal["record", "raise"] = "record",
-        gate: Literal["auto", "always", "sync"] = "auto",
-        timeout_s: float | None = None,
+        drain: Drain = "strict",
         max_age_steps: int | None = None,
         load: Callable[[Any, Any], object] | None = None,
         drain_timeout_s: float | None = 300.0,
-        timeline: Timeline | None = None,
+        **options: Unpack[EvaluatorOptions],
     ) -> None:
         missing = [name for name in _NEEDED if not hasattr(trainer, name)]
         if missing:
             raise UsageError(f"trainer: {type(trainer).__name__} has no {', '.join(missing)}, which AsyncTrainer needs")
-        for field, function in (("model_factory", model_factory), ("test_fn", test_fn)):
-            if not callable(function):
-                raise UsageError(f"{field}={function!r}: it cannot be called; give a function")
+        check_callable(model_factory=model_factory, test_fn=test_fn)
         self._epochs = _epochs_of(trainer)
         self._trainer, self._factory, self._test_fn = trainer, model_factory, test_fn
-        self._load, self._max_age_steps, self._drain_timeout_s = load, max_age_steps, drain_timeout_s
-        self._options = EvaluatorOptions(
-            val_compute=val_compute,
-            drain=drain,
-            cache_key=cache_key,
-            fp16_state_dict=fp16_state_dict,
-            max_pending=max_pending,
-            on_backpressure=on_backpressure,
-            on_error=on_error,
-            gate=gate,
-            timeout_s=timeout_s,
-            timeline=timeline,
-        )
-        self.history: list[dict[str, Any]] = []
-        self.records: list[EvaluationRecord] = []
+        self._drain_timeout_s = drain_timeout_s
+        given = {"val_compute": val_compute, "drain": drain, "max_age_steps": max_age_steps, **options}
+        self._evaluations = Evaluations("AsyncTrainer", {**given, "load": Load(load)}, ranks=Alone(), row=row_of)
+        self.history, self.records = self._evaluations.history, self._evaluations.records
 
     def run(self, train_loader: Any = None) -> None:
         """Trains all epochs. Gives back when all tests have ended, or `drain_timeout_s` is over.
 
         Raises: what training raises; what a test raises, with on_error="raise".
         """
-        trainer = self._trainer
-        evaluator = self._evaluator()
-        evaluator.warm_up()
+        trainer, evaluations, trained = self._trainer, self._evaluations, 0
+        evaluations.open(self._evaluator)
         try:
             for trained, epoch in enumerate(self._epochs, start=1):
                 trainer._epoch = epoch
                 trainer.train(train_loader)
-                evaluator.submit(trainer.serialized_state_dict, step=trained, epoch=epoch)
-                self._report(evaluator.collect(step=trained))
-            self._report(evaluator.drain(self._drain_timeout_s))
+                evaluations.submit_state(trainer.serialized_state_dict, step=trained, epoch=epoch)
+                self._tell(evaluations.poll(step=trained))
+            self._tell(evaluations.drain(step=trained, timeout_s=self._drain_timeout_s))
         finally:
-            evaluator.close()
+            evaluations.close()
 
     def _evaluator(self) -> AsyncEvaluator:
         factory = Prepared(self._factory)
-        if self._options.is_here:
+        if self._evaluations.are_here:
             factory.prepare()
-        return self._options.evaluator(
-            factory,
-            Tested(self._test_fn),
-            load=Load(self._load),
-            max_age_steps=self._max_age_steps,
-            name="test",
-            argument_names={"eval_fn": "test_fn"},
-        )
+        names = {"eval_fn": "test_fn"}
+        return self._evaluations.make(factory, Tested(self._test_fn), name="test", argument_names=names)
 
-    def _report(self, records: list[EvaluationRecord]) -> None:
+    def _tell(self, records: list[EvaluationRecord]) -> None:
         for record in records:
-            self.records.append(record)
-            self.history.append(row_of(record))
             if record.status == "ok":
                 _set_test(self._trainer._metrics, {**record.metrics, "elapsed_secs": record.elapsed_s})
 
@@ -166,8 +141,6 @@ class Load:
 
     def __call__(self, model: Any, state: Any) -> None:
         """Raises: as `load_torch`."""
-        from ...evaluation.load import loader_for
-
         whole = pickle.loads(state) if isinstance(state, bytes | bytearray) else state
         if isinstance(whole, Mapping):
             whole = {name: pickle.loads(each) if isinstance(each, bytes) else each for name, each in whole.items()}

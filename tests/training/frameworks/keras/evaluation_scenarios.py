@@ -200,7 +200,7 @@ def ages() -> Any:
     def let_it_end(epoch: int, logs: Any) -> None:
         if epoch == 2:
             go.set()
-            until(lambda: callback._beside is not None and "0 open" in repr(callback._beside._evaluator))
+            until(lambda: "0 open" in repr(callback._evaluations.evaluator))
 
     let_go = keras.callbacks.LambdaCallback(on_epoch_end=let_it_end)
     stop = keras.callbacks.EarlyStopping("val_loss", patience=0)
