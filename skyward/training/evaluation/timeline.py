@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..reporting.document import write_document
 from .spans import OURS, QUEUE, SNAPSHOT, TRAINING, TRANSFER, WAIT, Span, TimelineSummary, rows_of, summary_of
 
 __all__ = ["QUEUE", "SNAPSHOT", "TRAINING", "TRANSFER", "WAIT", "Span", "Timeline", "TimelineSummary"]
@@ -108,7 +109,7 @@ class Timeline:
                     for each in row
                 )
         trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"began_s": origin}}
-        return _write(path, json.dumps(trace, separators=(",", ":"), allow_nan=False))
+        return write_document(path, json.dumps(trace, separators=(",", ":"), allow_nan=False))
 
     def html(self, path: str | os.PathLike[str], *, title: str = "Training and its evaluations") -> Path:
         """Writes one page that loads nothing from anywhere, and gives its path. A file that is there is replaced.
@@ -118,7 +119,7 @@ class Timeline:
         from .timeline_page import page_of  # with its CSS and scripts: only where a page is written
 
         page = page_of(self.tracks(), dropped=self.dropped, title=title)
-        return _write(path, page)
+        return write_document(path, page)
 
 
 def _plain(value: Any) -> Any:
@@ -128,15 +129,3 @@ def _plain(value: Any) -> Any:
         return value if value - value == 0.0 else str(value)  # JSON has no infinities
     text = str(value)
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
-
-
-def _write(path: str | os.PathLike[str], text: str) -> Path:
-    file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return file

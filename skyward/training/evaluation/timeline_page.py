@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from html import escape
-from importlib.resources import files
 from typing import Any
 
+from ..reporting.document import asset, document, legend, round_ticks, svg, table, tiles
 from .spans import QUEUE, SNAPSHOT, TRAINING, TRANSFER, WAIT, Span, TimelineSummary, rows_of, summary_of
 
 __all__ = ["page_of"]
@@ -43,25 +42,12 @@ def page_of(tracks: dict[str, list[Span]], *, dropped: int, title: str) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{escape(verdict(summary))}</p>',
         _kept(dropped),
-        '<div class="tiles">'
-        + "".join(
-            f'<div class="tile"><span class="soft">{n}</span><b>{escape(v)}</b></div>' for n, v in _tiles(summary)
-        )
-        + "</div>",
+        tiles(_tiles(summary)),
         "<h2>When</h2>" + _picture(tracks, scale, used) if spans else "<p>Nothing has been recorded.</p>",
         _workers(tracks, summary),
     ]
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>\n<style>\n{_asset('reporting', 'page.css')}",
-            f"{_asset('evaluation', 'timeline.css')}</style>\n</head>\n<body>\n<main>",
-            *(each for each in body if each),
-            '</main>\n<div id="tip"></div>',
-            f"<script>\n{_asset('evaluation', 'timeline.js')}</script>\n</body>\n</html>\n",
-        ]
-    )
+    style = asset("skyward.training.reporting", "page.css") + asset("skyward.training.evaluation", "timeline.css")
+    return document(title, body, style=style, script=asset("skyward.training.evaluation", "timeline.js"))
 
 
 def kind_of(span: Span) -> str:
@@ -109,10 +95,7 @@ class _Scale:
 
     def ticks(self) -> list[float]:
         """Round numbers of seconds since the begin."""
-        rough = self.length_s / TICKS
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough * 0.999)
-        return [step * at for at in range(int(self.length_s / step) + 1)]
+        return round_ticks(0.0, self.length_s, TICKS)
 
 
 def _picture(tracks: dict[str, list[Span]], scale: _Scale, used: Iterable[str]) -> str:
@@ -123,14 +106,13 @@ def _picture(tracks: dict[str, list[Span]], scale: _Scale, used: Iterable[str]) 
         tall = f"height:{height + 1}px;line-height:{height + 1}px"
         names.append(f'<div class="lane-name" style="{tall}" title="{escape(name)}">{escape(name)}</div>')
         bars = "".join(_bar(each, GAP + at * (ROW + GAP), scale) for at, row in enumerate(rows) for each in row)
-        opening = f'<svg class="lane" height="{height}" role="img" aria-label="{escape(name)}">'
-        lanes.append(f"{opening}{_grid(scale)}{bars}</svg>")
+        lanes.append(svg([_grid(scale), bars], f'class="lane" height="{height}"', name))
     ticks = "".join(
         f'<text x="{scale(at):.3f}%" y="14"{_anchor(scale(at))}>{in_seconds(at)}</text>' for at in scale.ticks()
     )
     axis = f'<svg class="axis" height="20">{ticks}</svg>'
     shown = {kind: label for kind, label in KINDS.items() if kind in set(used)}
-    legend = "".join(f'<span><i class="k-{kind}"></i>{label}</span>' for kind, label in shown.items())
+    kinds = legend((f"k-{kind}", label) for kind, label in shown.items())
     zooms = (("0.5", "−", "narrower"), ("2", "+", "wider"))
     buttons = "".join(
         f'<button type="button" data-zoom="{factor}" aria-label="{said}">{sign}</button>'
@@ -139,7 +121,7 @@ def _picture(tracks: dict[str, list[Span]], scale: _Scale, used: Iterable[str]) 
     return (
         f'<div class="card timeline" data-seconds="{scale.length_s!r}"><p class="zoom" hidden>{buttons}</p>'
         f'<div class="lanes"><div class="names">{"".join(names)}</div><div class="scroll"><div class="wide-lanes">'
-        f'{"".join(lanes)}{axis}</div></div></div><div class="legend">{legend}</div></div>'
+        f"{''.join(lanes)}{axis}</div></div></div>{kinds}</div>"
     )
 
 
@@ -194,10 +176,7 @@ def _workers(tracks: dict[str, list[Span]], summary: TimelineSummary) -> str:
     if not rows:
         return ""
     heads = ("worker", "evaluations", "failed", "late", "mean", "busy", "of the time")
-    head = "".join(f"<th>{each}</th>" for each in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>\n" for row in rows)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<h2>Workers</h2>\n<div class="card">{table}</div>'
+    return f"<h2>Workers</h2>\n{table(heads, rows)}"
 
 
 def _kept(dropped: int) -> str:
@@ -208,7 +187,3 @@ def _word(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _asset(folder: str, name: str) -> str:
-    return files(f"skyward.training.{folder}").joinpath(name).read_text(encoding="utf-8")

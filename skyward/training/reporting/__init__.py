@@ -26,6 +26,7 @@ def report(run_dir: str | os.PathLike[str], *, to: str | os.PathLike[str] | None
         >>> report("out/my-run").name  # doctest: +SKIP
         'report.html'
     """
+    from .document import write_document
     from .page import page_of
     from .records import read_run
 
@@ -35,11 +36,4 @@ def report(run_dir: str | os.PathLike[str], *, to: str | os.PathLike[str] | None
     file = Path(to) if to is not None else folder / "report.html"
     named = folder.resolve()
     page = page_of(read_run(folder), title=named.parent.name if named.name == "logs" else named.name)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return file
+    return write_document(file, page)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from .document import round_ticks, svg
 from .records import Norms, Points
 
 __all__ = ["Chart", "Series", "heat_map", "in_words", "line_chart"]
@@ -67,7 +68,7 @@ def line_chart(series: Sequence[Series], *, unit: str = "") -> Chart | None:
         ],
     }
     label = ", ".join(each.name for each, _ in drawn)
-    return Chart(svg=_svg(parts, WIDTH, HEIGHT, label), data=data)
+    return Chart(svg=svg(parts, _size(WIDTH, HEIGHT), label), data=data)
 
 
 def heat_map(norms: Norms) -> Chart | None:
@@ -107,7 +108,7 @@ def heat_map(norms: Norms) -> Chart | None:
         "range": [_short(10**low), _short(10**high)],
         "values": [[_short(norms.rows[name].get(step)) for step in steps] for name in names],
     }
-    return Chart(svg=_svg(parts, WIDTH + 320, height, "norms of parameters by steps"), data=data)
+    return Chart(svg=svg(parts, _size(WIDTH + 320, height), "norms of parameters by steps"), data=data)
 
 
 def in_words(value: float | None, unit: str = "") -> str:
@@ -141,14 +142,7 @@ class _Axis:
 
     def ticks(self, about: int) -> list[float]:
         """Round numbers, about so many."""
-        span = self.high - self.low
-        if not span > 0:
-            return [self.low]
-        rough = span / about
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(power * each for each in (1, 2, 5, 10) if power * each >= rough * 0.999)
-        first = math.ceil(self.low / step - 1e-9)
-        return [at * step for at in range(first, first + about * 3) if at * step <= self.high + step * 1e-9]
+        return round_ticks(self.low, self.high, about)
 
 
 def _grid(x: _Axis, y: _Axis, unit: str) -> list[str]:
@@ -195,9 +189,8 @@ def _line(series: Series, points: Sequence[tuple[int, float | None]], x: _Axis, 
     return drawn + "".join(dots)
 
 
-def _svg(parts: Sequence[str], width: int, height: int, label: str) -> str:
-    opening = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}">'
-    return opening + "".join(parts) + "</svg>"
+def _size(width: int, height: int) -> str:
+    return f'viewBox="0 0 {width} {height}"'
 
 
 def _thinned(points: Points) -> list[tuple[int, float | None]]:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from .charts import COLOURS, LEVELS, Chart, Series, heat_map, in_words, line_chart
+from .document import asset, document, legend, table, tiles
 from .records import Norms, Points, Run
 
 __all__ = ["page_of"]
@@ -54,18 +54,8 @@ def page_of(run: Run, *, title: str) -> str:
         _section("Metrics", _metrics(run)),
         _section("The run", _facts(run)),
     ]
-    data = json.dumps(charts.data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>",
-            *(each for each in body if each),
-            '</main>\n<div id="tip"></div>',
-            f'<script type="application/json" id="data">{data}</script>',
-            f"<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n",
-        ]
-    )
+    style, script = (asset("skyward.training.reporting", name) for name in ("page.css", "page.js"))
+    return document(title, body, style=style, script=script, data=charts.data)
 
 
 class _Charts:
@@ -170,8 +160,7 @@ def _header(run: Run, title: str) -> str:
         problems.append(f"Not finite at some steps: {', '.join(sorted(lost))}.")
     parts = [f"<h1>{escape(title)}</h1>", f'<p class="soft">{escape(when)}{" · " if when else ""}{state}</p>']
     parts += [f'<p class="problem">{escape(each)}</p>' for each in problems]
-    tiles = "".join(f'<div class="tile"><span class="soft">{n}</span><b>{escape(v)}</b></div>' for n, v in _tiles(run))
-    return "\n".join([*parts, f'<div class="tiles">{tiles}</div>'])
+    return "\n".join([*parts, tiles(_tiles(run))])
 
 
 def _tiles(run: Run) -> Iterable[tuple[str, str]]:
@@ -206,7 +195,7 @@ def _evaluations(run: Run) -> str:
         [in_words(step), *(in_words(run.evaluations[n][step]) if step in run.evaluations[n] else "" for n in names)]
         for step in steps
     ]
-    return _table(["step", *names], rows) if rows else ""
+    return table(["step", *names], rows) if rows else ""
 
 
 def _metrics(run: Run) -> str:
@@ -223,7 +212,7 @@ def _metrics(run: Run) -> str:
             if values:
                 shown = (in_words(each, unit) for each in (_last(points), min(values), max(values)))
                 rows.append([f"{name}, rank {rank}", *shown, in_words(len(points))])
-    return _table(["metric", "last", "least", "greatest", "values"], rows) if rows else ""
+    return table(["metric", "last", "least", "greatest", "values"], rows) if rows else ""
 
 
 def _facts(run: Run) -> str:
@@ -241,12 +230,6 @@ def _fact(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>\n" for row in rows)
-    return f'<div class="card"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
 def _section(title: str, body: str) -> str:
     return f"<h2>{title}</h2>\n{body}" if body else ""
 
@@ -255,11 +238,7 @@ def _legend(series: Sequence[Series]) -> str:
     shown = [each for each in series if not each.is_faint]
     if len(shown) < 2:
         return ""
-    return (
-        '<div class="legend">'
-        + "".join(f'<span><i class="c{each.colour}"></i>{escape(each.name)}</span>' for each in shown)
-        + "</div>"
-    )
+    return legend((f"c{each.colour}", each.name) for each in shown)
 
 
 def _last(points: Points) -> float | None:
@@ -275,7 +254,3 @@ def _duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {rest // 60} min"
     return f"{rest // 60} min {rest % 60} s" if rest >= 60 else f"{seconds:.1f} s"
-
-
-def _asset(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
