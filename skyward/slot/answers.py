@@ -8,16 +8,13 @@ on any network for this.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import socket
 import threading
 import traceback
 from collections.abc import Callable
 
 from ..wire.channel import ChannelClosed
-from ..wire.frames import INLINE_LIMIT, PROTOCOL_VERSION, Kind
-from .link import Link
+from ..wire.frames import INLINE_LIMIT, Kind
+from .link import connect_task
 from .runtime import current_call
 
 __all__ = ["QUESTION_NUMBER", "Handler", "end", "handler_here", "serve"]
@@ -77,34 +74,23 @@ class _Answering:
     def __init__(self, agent: str, task: int, handler: Handler) -> None:
         self.handler = handler
         self._task = task
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._sock.connect(agent)
-        except OSError:
-            self._sock.close()
-            raise
-        self._link = Link(self._sock)
+        self._link = connect_task(agent, task, "task")
         self._pending: set[bytes] = set()
         """Numbers of the questions that have no answer yet."""
         self._replied = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="skyward-answers", daemon=True)
 
     def start(self) -> None:
-        hello = {"version": PROTOCOL_VERSION, "role": "task", "task": self._task, "pid": os.getpid()}
-        with contextlib.suppress(OSError):  # the agent is gone, and ends this process
-            self._link.send(Kind.HELLO, body=json.dumps(hello).encode())
         self._thread.start()
 
     def close(self) -> None:
         with self._replied:
             self._replied.wait_for(lambda: not self._pending, _LAST_WORDS_S)
-        # Shut down, not only closed: a process that the call has forked may hold it, too.
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._link.shut_down()
         self._thread.join(1.0)
 
     def _run(self) -> None:
-        with self._sock:
+        with contextlib.closing(self._link):
             try:
                 while True:
                     frame = self._link.receive()

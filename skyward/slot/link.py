@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import socket
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..wire.blobs import DIGEST_SIZE
 from ..wire.channel import receive
-from ..wire.frames import HAS_FD, QUIET, Frame, FrameParser, Kind, pack
+from ..wire.frames import HAS_FD, PROTOCOL_VERSION, QUIET, Frame, FrameParser, Kind, pack
 from ..wire.payloads import Encoded
 
-__all__ = ["Line", "Link", "Replies", "blob_body", "read_blob_body"]
+__all__ = ["Line", "Link", "Replies", "blob_body", "connect_task", "read_blob_body"]
 
 
 def blob_body(digest: bytes, size: int, offset: int = 0) -> bytes:
@@ -89,6 +91,36 @@ class Link:
 
     def fileno(self) -> int:
         return self._sock.fileno()
+
+    def shut_down(self) -> None:
+        """End the connection for whoever reads it, also where a process that user code has forked holds it, too."""
+        with contextlib.suppress(OSError):  # the agent was quicker
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def connect_task(agent: str, task: int, role: Literal["task", "caller"]) -> Link:
+    """Connect a running task to its node's agent, beside its slot, whose socket is read between calls only.
+
+    Args:
+        agent: path of the agent's socket.
+        role: "task" answers questions, "caller" makes calls.
+
+    Raises:
+        OSError: the agent cannot be reached.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    hello = {"version": PROTOCOL_VERSION, "role": role, "task": task, "pid": os.getpid()}
+    try:
+        sock.connect(agent)
+        link = Link(sock)
+        link.send(Kind.HELLO, body=json.dumps(hello).encode())
+    except OSError:
+        sock.close()
+        raise
+    return link
 
 
 class Line:

@@ -8,11 +8,9 @@ interrupted within anything that it does, and a frame must not be cut in two.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import queue
-import socket
 import threading
 from typing import Any
 
@@ -24,11 +22,11 @@ from ..futures import Future, Undecoded, this_thread
 from ..wire.blobs import Blob
 from ..wire.channel import ChannelClosed
 from ..wire.failures import decode_failure
-from ..wire.frames import PROTOCOL_VERSION, Frame, Kind
+from ..wire.frames import Frame, Kind
 from ..wire.layout import parse
 from ..wire.nested import IS_NESTED, NestedCall, Outcome, message_of, packed, payload_in
 from ..wire.payloads import Encoded, decode, encode
-from .link import Link, read_blob_body
+from .link import connect_task, read_blob_body
 from .runtime import Call
 
 __all__ = ["Caller", "caller_of", "end"]
@@ -67,19 +65,11 @@ class Caller:
 
     def __init__(self, agent: str, task: int) -> None:
         self._task = task
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._sock.connect(agent)
-        except OSError:
-            self._sock.close()
-            raise
-        self._link = Link(self._sock)
+        self._link = connect_task(agent, task, "caller")
         self._futures: dict[int, Future[Any]] = {}
         self._arrived: dict[int, dict[bytes, Blob]] = {}
         self._outbox: queue.SimpleQueue[tuple[int, int, Encoded | None]] = queue.SimpleQueue()
         self._is_closed = False
-        hello = {"version": PROTOCOL_VERSION, "role": "caller", "task": task, "pid": os.getpid()}
-        self._link.send(Kind.HELLO, body=json.dumps(hello).encode())
         self._threads = [
             threading.Thread(target=run, name=f"skyward-calls-{what}", daemon=True)
             for what, run in (("in", self._read), ("out", self._write))
@@ -130,9 +120,7 @@ class Caller:
         self._is_closed = True
         self._give_up()
         self._outbox.put((0, 0, None))
-        # Shut down, not only closed: a process that the task has forked may hold it, too.
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._link.shut_down()
         for thread in self._threads:
             thread.join(_JOIN_S)
 
@@ -165,7 +153,7 @@ class Caller:
 
     def _read(self) -> None:
         this_thread.brings_values = True
-        with self._sock:
+        with contextlib.closing(self._link):
             try:
                 while True:
                     self._on_frame(self._link.receive())
