@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from .calls import ComputeFunction, PendingCompute, PendingComputeGroup, pending_of
 from .futures import Failures, Future
-from .operands import TargetOperators
+from .operands import refuse_operand
+from .spellings import advice
 from .waiting import joined, streamed, values_of
 
 __all__ = ["CallTarget", "Sender"]
@@ -54,7 +55,7 @@ class Sender(Protocol):
         ...
 
 
-class CallTarget(TargetOperators):
+class CallTarget:
     """Nodes that calls can be sent to. Thread-safe."""
 
     _sender: Sender
@@ -149,3 +150,22 @@ class CallTarget(TargetOperators):
         else:
             future = self.submit(pending_of(call, args, kwargs))
         return await asyncio.wrap_future(future)
+
+    if not TYPE_CHECKING:  # a checker is to find these mistakes itself
+        __array_ufunc__ = None  # an array leaves the operator to us, instead of trying it with each element
+
+        def __rrshift__(self, value: object) -> NoReturn:
+            refuse_operand(value, ">>")
+
+        def __rmatmul__(self, value: object) -> NoReturn:
+            refuse_operand(value, "@")
+
+        def __lt__(self, value: object) -> NoReturn:
+            refuse_operand(value, ">")
+
+        def __getattr__(self, name: str) -> NoReturn:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                known = [member for member in dir(type(self)) if not member.startswith("_")]
+                text = f"{text}; {advice('pool', name, known, shown='{}')}"
+            raise AttributeError(text, name=name, obj=self)

@@ -1,17 +1,16 @@
-"""The answer to what stands beside an operator, or behind a dot, of a target and is no call."""
+"""Refusals of values that stand beside an operator of a target and are no calls."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from .calls import ComputeFunction
 from .errors import UsageError
 from .signatures import name_of
-from .spellings import advice
 from .unrun import Unrun, short
 
-__all__ = ["TargetOperators", "refuse_operand"]
+__all__ = ["refuse_operand"]
 
 
 def refuse_operand(value: object, operator: str) -> NoReturn:
@@ -33,26 +32,3 @@ def _problem(value: Any, operator: str) -> str:
         f"{short(value)} is a value ({type(value).__name__}), not a call. A function without @sky.compute runs "
         f"here and at once: decorate it, or write pool.submit(function, ...)"
     )
-
-
-class TargetOperators:
-    """Of a target: the operators of values that are no calls, and names that it does not have."""
-
-    if not TYPE_CHECKING:  # a checker is to find these mistakes itself
-        __array_ufunc__ = None  # an array leaves the operator to us, instead of trying it with each element
-
-        def __rrshift__(self, value: object) -> NoReturn:
-            refuse_operand(value, ">>")
-
-        def __rmatmul__(self, value: object) -> NoReturn:
-            refuse_operand(value, "@")
-
-        def __lt__(self, value: object) -> NoReturn:
-            refuse_operand(value, ">")
-
-        def __getattr__(self, name: str) -> NoReturn:
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_"):
-                known = [each for each in dir(type(self)) if not each.startswith("_")]
-                text = f"{text}; {advice('pool', name, known, shown='{}')}"
-            raise AttributeError(text, name=name, obj=self)
