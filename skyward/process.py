@@ -29,7 +29,7 @@ def start_time(pid: int) -> str:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # pid (command, which may hold anything) state ppid ...; the start is in ticks since boot.
             fields = file.read().rpartition(")")[2].split()
-    except OSError:
+    except OSError:  # no such process
         return ""
     return "" if fields[0] in "ZX" else fields[19]
 
