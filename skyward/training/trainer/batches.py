@@ -32,7 +32,7 @@ class MicroBatch:
 
     inputs: Any
     samples: int
-    samples_of_all: int | None
+    samples_of_all: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

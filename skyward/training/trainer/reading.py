@@ -10,7 +10,6 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,14 +19,13 @@ from ...errors import UsageError
 from ..arguments import TrainingArguments
 from ..checkpoint import RNGState
 from ..events import Stateful
-from .batches import BatchPlan, Share, size_of
+from .batches import BatchPlan, MicroBatch, Share, size_of
 
 __all__ = [
     "Collate",
     "IterableSource",
     "LoaderSource",
     "MapSource",
-    "Read",
     "Source",
     "check_datasets",
     "has_length",
@@ -37,15 +35,6 @@ __all__ = [
 ]
 
 Collate = Callable[[list[Any]], Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Read:
-    """One batch as it was read. samples: that count; samples_of_all: of its round, where a plan says so."""
-
-    inputs: Any
-    samples: int
-    samples_of_all: int | None = None
 
 
 class Source(Protocol):
@@ -59,7 +48,7 @@ class Source(Protocol):
     def length(self) -> int | None:
         """Batches that an epoch reads. None: not known."""
 
-    def open(self, epoch: int, *, skip: int) -> Iterator[Read]:
+    def open(self, epoch: int, *, skip: int) -> Iterator[MicroBatch]:
         """An epoch from its batch `skip` on. What must be read to get there is read before this returns."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,7 +78,7 @@ class MapSource:
     def length(self) -> int | None:
         return len(self._plan) * len(self._ranks)
 
-    def open(self, epoch: int, *, skip: int) -> Iterator[Read]:
+    def open(self, epoch: int, *, skip: int) -> Iterator[MicroBatch]:
         start = skip // len(self._ranks)
         self._sampler.epoch, self._sampler.start = epoch, start
         assert self.loader.generator is not None
@@ -101,7 +90,7 @@ class MapSource:
             for rank in self._ranks
         )
         return (
-            Read(inputs=inputs, samples=own, samples_of_all=of_all)
+            MicroBatch(inputs=inputs, samples=own, samples_of_all=of_all)
             for inputs, (own, of_all) in zip(batches, counts, strict=True)
         )
 
@@ -191,7 +180,7 @@ class IterableSource:
         whole, rest = divmod(len(self._dataset), self._batch_size)
         return whole + (rest > 0 and not self._drop_last)
 
-    def open(self, epoch: int, *, skip: int) -> Iterator[Read]:
+    def open(self, epoch: int, *, skip: int) -> Iterator[MicroBatch]:
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(epoch)
         self.loader.generator.manual_seed(epoch)
@@ -206,7 +195,7 @@ class IterableSource:
         self._begun = _begin(state if skip else {})
         return self._until_it_is_over(_read_on(iter(self.loader), skip))
 
-    def _until_it_is_over(self, reads: Iterator[Read]) -> Iterator[Read]:
+    def _until_it_is_over(self, reads: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         for read in reads:
             self._is_over = read.samples < self._batch_size
             yield read
@@ -240,7 +229,7 @@ class LoaderSource:
     def length(self) -> int | None:
         return len(self.loader) if has_length(self.loader) else None
 
-    def open(self, epoch: int, *, skip: int) -> Iterator[Read]:
+    def open(self, epoch: int, *, skip: int) -> Iterator[MicroBatch]:
         parts: list[Any] = [self.loader, getattr(self.loader, "sampler", None), getattr(self.loader, "dataset", None)]
         for part in parts:
             if hasattr(part, "set_epoch"):
@@ -260,7 +249,7 @@ class LoaderSource:
         reads = _read_on(iter(self.loader), skip)
         return self._until_it_is_over(reads, state.get("generator"))
 
-    def _until_it_is_over(self, reads: Iterator[Read], then: torch.Tensor | None) -> Iterator[Read]:
+    def _until_it_is_over(self, reads: Iterator[MicroBatch], then: torch.Tensor | None) -> Iterator[MicroBatch]:
         """then: the state of the loader's generator for the epochs to come. Samplers draw from it when the first batch
         is asked for, and torchdata's set it themselves.
         """
@@ -302,10 +291,10 @@ def _begin(state: dict[str, Any]) -> dict[str, Any]:
     return RNGState().state_dict()
 
 
-def _read_on(batches: Iterator[Any], skip: int) -> Iterator[Read]:
+def _read_on(batches: Iterator[Any], skip: int) -> Iterator[MicroBatch]:
     for _ in range(skip):
         next(batches, None)
-    return (Read(inputs=inputs, samples=size_of(inputs)) for inputs in batches)
+    return (MicroBatch(inputs=inputs, samples=size_of(inputs)) for inputs in batches)
 
 
 def _loader_class(has_workers: bool) -> Any:

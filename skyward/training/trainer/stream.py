@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -18,7 +19,6 @@ from .reading import (
     IterableSource,
     LoaderSource,
     MapSource,
-    Read,
     Source,
     has_length,
     is_indexed,
@@ -78,16 +78,9 @@ class Stream:
             self._batches = self._handed_out(epoch, skip)
             return
         assert self._source is not None
-        reads = self._source.open(epoch, skip=skip)
+        batches = self._source.open(epoch, skip=skip)
         is_alone = self._ranks.world_size == 1
-        self._batches = (
-            MicroBatch(
-                inputs=read.inputs,
-                samples=read.samples,
-                samples_of_all=read.samples if is_alone else read.samples_of_all,
-            )
-            for read in reads
-        )
+        self._batches = (replace(each, samples_of_all=each.samples) for each in batches) if is_alone else batches
 
     def take(self, count: int) -> list[MicroBatch]:
         """The next `count`; fewer at the end of the epoch, and then as many on every rank."""
@@ -107,7 +100,7 @@ class Stream:
 
     def _handed_out(self, epoch: int, skip: int) -> Iterator[MicroBatch]:
         is_reader = self._ranks.rank == 0
-        reads: Iterator[Read] = iter(())
+        reads: Iterator[MicroBatch] = iter(())
         failed: Exception | None = None
         if is_reader:
             assert self._source is not None
@@ -117,7 +110,7 @@ class Stream:
                 failed = error
         return self._receive(reads, failed)
 
-    def _receive(self, reads: Iterator[Read], failed: Exception | None) -> Iterator[MicroBatch]:
+    def _receive(self, reads: Iterator[MicroBatch], failed: Exception | None) -> Iterator[MicroBatch]:
         """Each round: rank 0 sends everybody a batch, None at the end, or what went wrong: nobody waits for ever."""
         is_reader = self._ranks.rank == 0
         while True:
@@ -141,13 +134,13 @@ class Stream:
             yield mine[0]
 
 
-def _parts(reads: list[Read], world: int) -> list[MicroBatch | None]:
+def _parts(reads: list[MicroBatch], world: int) -> list[MicroBatch | None]:
     """A round's batches. Ranks for which there is none get the first again, which counts for nothing there."""
     if not reads:
         return [None] * world
     total = sum(read.samples for read in reads)
-    own = [*reads, *(Read(inputs=reads[0].inputs, samples=0) for _ in range(world - len(reads)))]
-    return [MicroBatch(inputs=read.inputs, samples=read.samples, samples_of_all=total) for read in own]
+    own = [*reads, *(replace(reads[0], samples=0) for _ in range(world - len(reads)))]
+    return [replace(read, samples_of_all=total) for read in own]
 
 
 def make_stream(
