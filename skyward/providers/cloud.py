@@ -22,9 +22,8 @@ from ..machine import PREEMPTED, Gone, Machine, Offer, PoolSpec
 from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
 from .ending import Ending, shielded
-from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, ApiCall, Cloud, Host, Request
-from .renting import Launch, Rental
-from .user_data import boot_script
+from .rented import JOURNAL_TAG, OWNER_TAG, ApiCall, Cloud, Host
+from .renting import Launch, Rental, request_for
 
 __all__ = ["CloudProvider", "Rental"]
 
@@ -94,7 +93,7 @@ class CloudProvider(abc.ABC):
     def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[ApiCall]:
         journal = "<journal id>"
         tags = {JOURNAL_TAG: journal, OWNER_TAG: self.owner.tag}
-        return self.cloud().plan(self.request(spec, offer, pool, spec.nodes, token=f"{journal}-0", tags=tags))
+        return self.cloud().plan(request_for(self, spec, offer, pool, spec.nodes, token=f"{journal}-0", tags=tags))
 
     def why_gone(self, machine: Machine) -> Gone | None:
         rental: Rental = machine.handle
@@ -185,33 +184,6 @@ class CloudProvider(abc.ABC):
             _under_way[journal.id] -= 1
             if not _under_way[journal.id]:
                 del _under_way[journal.id]
-
-    def request(
-        self,
-        spec: PoolSpec,
-        offer: Offer,
-        pool: str,
-        count: int,
-        *,
-        token: str,
-        tags: dict[str, str],
-        key: str = "",
-        least: int | None = None,
-    ) -> Request:
-        """What the cloud is asked for. `least`: so few of `count` will do; None: all or none."""
-        lease_s = self.lease_s
-        return Request(
-            pool=pool,
-            token=token,
-            offer=offer,
-            count=count,
-            least=count if least is None else least,
-            nodes=spec.nodes,
-            lease_s=lease_s,
-            tags={POOL_TAG: pool, LEASE_TAG: f"{lease_s:g}", ATTEMPT_TAG: token, **tags},
-            user_data=boot_script(lease_s=lease_s, notices=self.cloud().notices if offer.is_spot else ""),
-            public_key=key or "<public key>",
-        )
 
     def _undo(self, launch: Launch, error: BaseException) -> None:
         """End what a launch that failed has made. A failure of that is a note; the journal stays open."""

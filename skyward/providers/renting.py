@@ -14,7 +14,8 @@ from .choice import too_expensive
 from .clock import Clock, patiently
 from .ending import Ending, shielded
 from .key import public_key_of
-from .rented import ATTEMPT_TAG, JOURNAL_TAG, OWNER_TAG, Cloud, Host, Instance, Request
+from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, Cloud, Host, Instance, Request
+from .user_data import boot_script
 
 __all__ = ["Launch", "Rental", "Renter"]
 
@@ -44,28 +45,46 @@ class Renter(Protocol):
     name: ClassVar[str]
 
     @property
+    def lease_s(self) -> float: ...
+
+    @property
     def clock(self) -> Clock: ...
 
     def cloud(self) -> Cloud: ...
-
-    def request(
-        self,
-        spec: PoolSpec,
-        offer: Offer,
-        pool: str,
-        count: int,
-        *,
-        token: str,
-        tags: dict[str, str],
-        key: str = "",
-        least: int | None = None,
-    ) -> Request: ...
 
     def ending(
         self, journal: Journal, emit: Emit, nodes: dict[str, int], is_meant: Callable[[str, str], bool]
     ) -> Ending: ...
 
     def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]: ...
+
+
+def request_for(
+    renter: Renter,
+    spec: PoolSpec,
+    offer: Offer,
+    pool: str,
+    count: int,
+    *,
+    token: str,
+    tags: dict[str, str],
+    key: str = "",
+    least: int | None = None,
+) -> Request:
+    """Return what the cloud is asked for. `least`: so few of `count` will do; None: all or none."""
+    lease_s = renter.lease_s
+    return Request(
+        pool=pool,
+        token=token,
+        offer=offer,
+        count=count,
+        least=count if least is None else least,
+        nodes=spec.nodes,
+        lease_s=lease_s,
+        tags={POOL_TAG: pool, LEASE_TAG: f"{lease_s:g}", ATTEMPT_TAG: token, **tags},
+        user_data=boot_script(lease_s=lease_s, notices=renter.cloud().notices if offer.is_spot else ""),
+        public_key=key or "<public key>",
+    )
 
 
 @dataclass
@@ -205,8 +224,9 @@ class Launch:
 
     def _request(self, offer: Offer, attempt: Attempt, least: int | None) -> Request:
         tags = {JOURNAL_TAG: self.journal.id, OWNER_TAG: self.journal.owner.tag}
-        return self.provider.request(
-            self.spec, offer, self.pool, len(attempt.nodes), token=attempt.token, tags=tags, key=self._key, least=least
+        count, token = len(attempt.nodes), attempt.token
+        return request_for(
+            self.provider, self.spec, offer, self.pool, count, token=token, tags=tags, key=self._key, least=least
         )
 
     def _patient(self, call: Callable[[], Any], *again_on: type[ProviderError]) -> Any:

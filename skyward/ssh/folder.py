@@ -12,9 +12,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+from ..errors import Unreachable
 from ..ownership import runtime_folder
+from .target import Target
 
-__all__ = ["close_folder", "collect_garbage", "kill_process", "locked", "make_folder", "record_process"]
+__all__ = [
+    "close_folder",
+    "collect_garbage",
+    "connecting",
+    "kill_process",
+    "locked",
+    "make_folder",
+    "record_process",
+]
 
 _OLD_S = 600.0
 _END_S = 2.0
@@ -95,6 +105,22 @@ def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def connecting(target: Target, folder: str, limit_s: float) -> Iterator[None]:
+    """Hold the folder's lock while its connection is made. Raises Unreachable: no time is left, or it was closed."""
+    try:
+        with locked(folder, timeout_s=2 * limit_s):
+            yield
+    except TimeoutError as error:
+        message = f"ssh {target}: no connection within {limit_s:.3g} s"
+        raise Unreachable(message, host=str(target), is_final=False) from error
+    except FileNotFoundError as error:
+        if os.path.isdir(folder):
+            raise
+        message = f"ssh {target}: the connection was closed here"
+        raise Unreachable(message, host=str(target), is_final=True) from error
 
 
 # The process that holds the connection -----------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import re
 import subprocess
 import threading
 
-from ..errors import SkywardError, Unreachable
+from ..errors import SkywardError
 from ..ownership import check_file, check_path
 from .command import run_process
 from .failures import failure
-from .folder import close_folder, kill_process, locked, make_folder, record_process
+from .folder import close_folder, connecting, kill_process, make_folder, record_process
 from .hostkeys import accepts, unknown_key
 from .runs import Pooled
 from .target import HostKeys, Target
@@ -47,23 +47,13 @@ class Master:
         self._config = os.path.join(folder, "config")
 
     def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
-        target = self.target
-        limit_s = min(timeout_s, target.connect_timeout_s)
-        try:
-            with locked(self.folder, timeout_s=2 * limit_s):
-                if self.is_alive() and os.path.exists(self._config):
-                    return
-                self._clear()
-                self._prepare(stop)
-                self._start(stop, limit_s)
-        except TimeoutError as error:
-            message = f"ssh {target}: no connection within {limit_s:.3g} s"
-            raise Unreachable(message, host=str(target), is_final=False) from error
-        except FileNotFoundError as error:
-            if os.path.isdir(self.folder):
-                raise
-            message = f"ssh {target}: the connection was closed here"
-            raise Unreachable(message, host=str(target), is_final=True) from error
+        limit_s = min(timeout_s, self.target.connect_timeout_s)
+        with connecting(self.target, self.folder, limit_s):
+            if self.is_alive() and os.path.exists(self._config):
+                return
+            self._clear()
+            self._prepare(stop)
+            self._start(stop, limit_s)
 
     def command(self, command: str) -> list[str]:
         """By a connection of its own where the master is gone, or has no room for more sessions."""

@@ -25,7 +25,7 @@ from typing import Any
 from ..errors import MissingDependency, SkywardError, Unreachable
 from . import launch
 from .command import run_process
-from .folder import close_folder, kill_process, locked, make_folder, record_process
+from .folder import close_folder, connecting, kill_process, make_folder, record_process
 from .runs import Pooled
 from .target import Target
 
@@ -55,23 +55,13 @@ class ParamikoHolder:
         self.socket_path = os.path.join(folder, "p.sock")
 
     def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
-        target = self.target
-        limit_s = min(timeout_s, target.connect_timeout_s)
-        try:
-            with locked(self.folder, timeout_s=2 * limit_s):
-                if not self._pid():
-                    kill_process(self.folder)
-                    with contextlib.suppress(FileNotFoundError):  # there is none
-                        os.unlink(self.socket_path)
-                    self._start(stop, limit_s)
-        except TimeoutError as error:
-            message = f"ssh {target}: no connection within {limit_s:.3g} s"
-            raise Unreachable(message, host=str(target), is_final=False) from error
-        except FileNotFoundError as error:
-            if os.path.isdir(self.folder):
-                raise
-            message = f"ssh {target}: the connection was closed here"
-            raise Unreachable(message, host=str(target), is_final=True) from error
+        limit_s = min(timeout_s, self.target.connect_timeout_s)
+        with connecting(self.target, self.folder, limit_s):
+            if not self._pid():
+                kill_process(self.folder)
+                with contextlib.suppress(FileNotFoundError):  # there is none
+                    os.unlink(self.socket_path)
+                self._start(stop, limit_s)
 
     def command(self, command: str) -> list[str]:
         return launch.argv(__name__, self.folder, self.target, command)
