@@ -71,7 +71,7 @@ LISTED = {
     "training/checkpoint/background.py:BackgroundSave.__init__": "raised in the training thread by poll or wait",
     "training/control/channel.py:_on_question": "one question has no answer",
     "training/control/server.py:ControlServer.__init__": "close does not wait for it",
-    "training/control/server.py:ControlServer._in_a_thread": "one request has no answer",
+    "training/control/server.py:ControlServer._accept": "one request has no answer",
     "training/evaluation/dispatchers/process_main.py:main": "the process ends, and the evaluation is given to another",
     "training/evaluation/dispatchers/seats.py:SeatedDispatcher._fill": "the evaluation fails",
     "training/evaluation/dispatchers/seats.py:_Timer.__init__": "the evaluation has no time limit",

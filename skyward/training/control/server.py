@@ -236,10 +236,14 @@ class ControlServer:
             connection.thread = threading.Thread(
                 target=self._talk, args=(connection,), name="skyward-control-request", daemon=True
             )
-            if self._admit(connection):
-                connection.thread.start()
-            else:
+            if not self._admit(connection):
                 sock.close()
+                continue
+            try:
+                connection.thread.start()
+            except RuntimeError as error:  # no more threads: this request has no answer, the next one may
+                _log.warning("control: a request was not answered: %s", error)
+                self._drop(connection)
 
     def _admit(self, connection: _Connection) -> bool:
         with self._lock:
@@ -260,9 +264,12 @@ class ControlServer:
         except Exception:
             _log.exception("control: a request failed; training goes on")
         finally:
-            with self._lock:
-                self._open.pop(connection, None)
-            connection.sock.close()
+            self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        with self._lock:
+            self._open.pop(connection, None)
+        connection.sock.close()
 
 
 @dataclass(eq=False)
