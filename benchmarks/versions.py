@@ -40,6 +40,7 @@ FIGURES: tuple[Metric, ...] = (
 )
 MEASURES = ("first", "noop", "noop_main", "pipelined", "map", "arrays")
 _ALLOWED, _NOISE = 1.03, 1.10
+_SIZES = replace(Sizes(), map_repeats=1, array_samples=2)
 _RESAMPLES = 2000
 
 
@@ -61,7 +62,7 @@ def main() -> int:
     facts = machine()
     print(f"{facts['cores']} cores of {facts['cpu']}, Python {facts['python']}, {facts['date']}, {asked.rounds} rounds")
     print(f"load average at the start of each round: {', '.join(f'{load:.1f}' for load in loads)}\n")
-    print(f"{'':40}{'before':>10}{'now':>10}   ratio  95 %")
+    print(f"{'':52}{'before':>10}{'now':>10}   ratio  95 %")
     worse = [not _print_row(figure, rounds) for figure in FIGURES]
     return int(any(worse))
 
@@ -70,8 +71,7 @@ def _measure(checkout: Path) -> Samples:
     environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join((str(HERE), str(checkout)))}
     with tempfile.TemporaryDirectory(prefix="skyward-bench-") as folder:
         output, log = Path(folder, "samples.json"), Path(folder, "log")
-        sizes = replace(Sizes(), map_repeats=1, array_samples=2)
-        job = Job(peer="skyward", shape=Shape(), measures=MEASURES, sizes=sizes, output=str(output))
+        job = Job(peer="skyward", shape=Shape(), measures=MEASURES, sizes=_SIZES, output=str(output))
         if run_driver(job, log, limit_s=120, environment=environment) != 0:
             raise SystemExit(f"{checkout}: {log.read_text(errors='replace')[-2000:]}")
         samples: Samples = json.loads(output.read_text())["samples"]
@@ -86,8 +86,9 @@ def _print_row(figure: Metric, rounds: dict[str, list[Samples]]) -> bool:
     low, high = _interval(ratios)
     holds = ratio <= _ALLOWED or (low <= 1 and high < _NOISE)
     shown = [figure.scale / c if figure.higher_is_better else c * figure.scale for c in (median(before), median(now))]
+    title = figure.title.format(map_items=f"{_SIZES.map_items:,}", array_mb=f"{_SIZES.array_bytes / 1e6:g}")
     print(
-        f"{f'{figure.title}, {figure.unit}':40.40}{shown[0]:10,.1f}{shown[1]:10,.1f}   {ratio:5.3f}  "
+        f"{f'{title}, {figure.unit}':52}{shown[0]:10,.1f}{shown[1]:10,.1f}   {ratio:5.3f}  "
         f"[{low:.3f}, {high:.3f}]{'' if holds else '  WORSE'}"
     )
     return holds
