@@ -37,7 +37,7 @@ from checkpoint_methods import Method, Orbax, State, lightning_async, methods, r
 
 from skyward.training.checkpoint.commit import LocalStaging, new_token
 from skyward.training.checkpoint.folders import LocalFolder
-from skyward.training.checkpoint.hashing import HashingFile
+from skyward.training.checkpoint.hashed_file import HashingFile
 from skyward.training.checkpoint.writer import serialise
 from skyward.training.snapshot import SnapshotPool
 

@@ -58,7 +58,7 @@ def _missing(name: str, error: ModuleNotFoundError, extra: str) -> ImportError:
 
 
 def _hint(module: str, name: str, public: Collection[str]) -> str:
-    from .spellings import foreign, suggestion  # only for a message
+    from .core.spellings import foreign, suggestion  # only for a message
 
     near = None if name.startswith("_") else suggestion(name, public)
     text = foreign(module.rpartition(".")[2], name) or (f"did you mean {near}?" if near else "")

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 
+from .core.frozenmap import FrozenMap
+from .core.spellings import suggestion
 from .errors import UsageError
-from .frozenmap import FrozenMap
-from .spellings import suggestion
 
 # Memory of one device by product; the first is what you get unless you ask. Source, unless a line says otherwise: the
 # vendor's data sheet or product page of that name.

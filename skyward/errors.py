@@ -53,7 +53,7 @@ from __future__ import annotations
 from dataclasses import InitVar, field
 from typing import TYPE_CHECKING, Any, dataclass_transform
 
-from .printable import printable_lines
+from .core.printable import printable_lines
 
 __all__ = [
     "ArgumentNotPicklable",

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import skyward as sky
-from skyward.agent import attach
 from skyward.events import Emit
-from skyward.machine import Machine, Offer, PoolSpec
+from skyward.node.agent import attach
 from skyward.providers.local import Local
+from skyward.values.machine import Machine, Offer, PoolSpec
 
 __all__ = ["Relayed"]
 

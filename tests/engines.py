@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import skyward as sky
-from skyward.cluster.direct import DirectEngine
+from skyward.engine.direct import DirectEngine
 
 __all__ = ["engine_of"]
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import skyward as sky
 from skyward.errors import NoCapacity
 from skyward.integrations.base import IntegrationBase, integrate
-from skyward.slot.runtime import current_rank
-from skyward.topology import Rank
+from skyward.node.slot.runtime import current_rank
+from skyward.values.topology import Rank
 from tests.waiting import until
 
 __all__ = ["main"]

@@ -44,14 +44,14 @@ def test_every_test_has_the_marker_and_needs_no_plugin() -> None:
 
 def test_no_other_run_collects_them() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/gpu", "tests/cluster/test_devices.py"],
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/gpu", "tests/engine/test_devices.py"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tests/cluster/test_devices.py::" in done.stdout
+    assert "tests/engine/test_devices.py::" in done.stdout
     assert "tests/gpu" not in done.stdout
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import skyward as sky
+from skyward.core.spellings import FOREIGN
 from skyward.errors import ArgumentNotPicklable, NotRun, ResultNotPicklable, UsageError, WrongArguments
-from skyward.options import ALIASES
+from skyward.pool.options import ALIASES
 from skyward.providers import PROVIDERS
-from skyward.spellings import FOREIGN
 
 untyped: Any = sky  # a checker finds most of these mistakes by itself
 

@@ -98,7 +98,7 @@ class Notebook:
 
     def pids(self) -> list[int]:
         """Of the kernel, and of everything below it: keeper, watchdogs, agents, zygotes, slots."""
-        code = "from skyward.agent.watchdog import processes_below; [os.getpid(), *processes_below(os.getpid())]"
+        code = "from skyward.node.agent.watchdog import processes_below; [os.getpid(), *processes_below(os.getpid())]"
         imported, _, listed = code.partition("; ")
         self.run(imported)
         return [int(pid) for pid in self.value(listed)]
@@ -231,7 +231,7 @@ OPEN_COUNT = "[p.label for p in __import__('skyward').live.live_pools() if p.own
 
 
 def test_a_cell_that_is_run_again_replaces_its_pool(notebook: Notebook) -> None:
-    cell = "import skyward as sky, skyward.live\npool = sky.ComputePool(sky.Local()).start()\npool"
+    cell = "import skyward as sky, skyward.state.live\npool = sky.ComputePool(sky.Local()).start()\npool"
     assert notebook.run(cell).text == ""
     notebook.run("future = sky.compute(__import__('time').sleep)(300) > pool")
     assert re.fullmatch(
@@ -250,7 +250,7 @@ def test_a_cell_that_is_run_again_replaces_its_pool(notebook: Notebook) -> None:
 
 
 def test_pools_of_one_name_replace_each_other_and_others_stay(notebook: Notebook) -> None:
-    notebook.run("import skyward as sky, skyward.live")
+    notebook.run("import skyward as sky, skyward.state.live")
     notebook.run('one = sky.ComputePool(sky.Local(), name="train").start()')
     cell = notebook.run('two = sky.ComputePool(sky.Local(), name="train").start()')
     assert cell.text == "skyward: train: closing this pool: another pool named 'train' is opened\n"

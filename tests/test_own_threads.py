@@ -11,7 +11,7 @@ from typing import Any, Self
 import pytest
 
 import skyward as sky
-from skyward.cluster.threads import in_words, start_thread
+from skyward.engine.threads import in_words, start_thread
 from skyward.testing import Faults
 from skyward.wire.frames import Kind
 from tests.channels import Relayed
@@ -24,46 +24,46 @@ STARTS_THREADS = {"Thread", "Timer", "start_new_thread", "start_thread"}
 
 LISTED = {
     # The client's engine.
-    "cluster/reading.py:Reader.start": "goes on; after 50 failures in a row every open call fails",
-    "cluster/threads.py:start_thread": "tells `failed`",
-    "cluster/faults.py:Faults.link_gone": "the node is lost, and replaced",
-    "cluster/faults.py:Faults._node_gone": "the node is given up",
-    "cluster/faults.py:Faults.on_notice": "the node is replaced once it is gone",
-    "cluster/width.py:Width.consider": "the link goes on with one channel",
-    "cluster/nested.py:NestedCalls.on_call": "one call of a task fails; the thread goes on",
-    "cluster/nodes.py:Nodes.close": "the link is closed without its last frames",
-    "cluster/opening.py:Opener.open_all": "raised by the thread that waits",
-    "cluster/threads.py:run_side_by_side": "the others go on",
-    "cluster/keeper.py:Keeper._start": "tries again until there is a keeper",
+    "engine/reader.py:Reader.start": "goes on; after 50 failures in a row every open call fails",
+    "engine/threads.py:start_thread": "tells `failed`",
+    "engine/link_repair.py:Faults.link_gone": "the node is lost, and replaced",
+    "engine/link_repair.py:Faults._node_gone": "the node is given up",
+    "engine/link_repair.py:Faults.on_notice": "the node is replaced once it is gone",
+    "engine/width.py:Width.consider": "the link goes on with one channel",
+    "engine/nested_calls.py:NestedCalls.on_call": "one call of a task fails; the thread goes on",
+    "engine/nodes.py:Nodes.close": "the link is closed without its last frames",
+    "engine/opener.py:Opener.open_all": "raised by the thread that waits",
+    "engine/threads.py:run_side_by_side": "the others go on",
+    "engine/keeper.py:Keeper._start": "tries again until there is a keeper",
     "wire/blobs.py:_Spares.prepare": "there is no spare file",
     "wire/blobs.py:_Spares._drop_later": "closes a descriptor; nothing can raise",
     "wire/pull.py:pull": "the copy is incomplete, and the call is sent again",
-    "streams.py:InputFeed.start": "the call that reads the iterator fails",
-    "interrupts.py:_Deferring.__call__": "sends a signal; nothing can raise",
+    "pool/streams.py:InputFeed.start": "the call that reads the iterator fails",
+    "core/interrupts.py:_Deferring.__call__": "sends a signal; nothing can raise",
     # What shows and tells.
-    "outlet.py:Outlet._start": "reported; the sink gets nothing more",
-    "announcer.py:Announcer.open": "reported; the function is called with what follows",
-    "presence.py:Presence.open": "looks again",
-    "presence.py:Presence.look": "the pool's end reports it",
+    "console/outlet.py:Outlet._start": "reported; the sink gets nothing more",
+    "console/announcer.py:Announcer.open": "reported; the function is called with what follows",
+    "state/presence.py:Presence.open": "looks again",
+    "state/presence.py:Presence.look": "the pool's end reports it",
     "console/terminal.py:Terminal.add": "the view is given up",
     "console/console.py:_LiveView.__init__": "the view is not shown",
     "console/console.py:_NotebookLine.__init__": "the line stands still",
     # Machines.
-    "pool_machines.py:PoolMachines._stand_in": "reported; the machine is ended with the pool",
-    "cost.py:Spending.take": "emits and waits; the pool's machines end with their leases",
-    "cost.py:Spending._watch": "closes the pool, whose end reports it",
-    "providers/ending.py:shielded": "raised by the thread that waits",
+    "pool/machines.py:PoolMachines._stand_in": "reported; the machine is ended with the pool",
+    "pool/cost.py:Spending.take": "emits and waits; the pool's machines end with their leases",
+    "pool/cost.py:Spending._watch": "closes the pool, whose end reports it",
+    "providers/termination.py:shielded": "raised by the thread that waits",
     "providers/remote.py:bring_up": "`WayUp.go` keeps it for the thread that waits",
     "providers/remote.py:_in_parallel": "the machine ends by its lease",
-    "providers/way_up.py:WayUp._holding_lease": "what prepares the machine meets the error too",
-    "providers/bring_up.py:_in_parallel": "nothing was found",
+    "providers/node_setup.py:WayUp._holding_lease": "what prepares the machine meets the error too",
+    "providers/rented_nodes.py:_in_parallel": "nothing was found",
     "ssh/pure_process.py:_Server.serve": "one command fails",
     "ssh/pure_process.py:_Server._keep_alive": "the silence is taken for a cut, and the connection is made anew",
     "ssh/pure_process.py:_Session.run": "the command ends",
     # On nodes, in the user's processes.
-    "slot/lanes.py:serve_threads": "the process ends, and its agent tells of its calls",
-    "slot/answers.py:_Answering.__init__": "one question has no answer; the thread goes on",
-    "slot/nested.py:Caller.__init__": "the open calls of the task fail",
+    "node/slot/lanes.py:serve_threads": "the process ends, and its agent tells of its calls",
+    "node/slot/answers.py:_Answering.__init__": "one question has no answer; the thread goes on",
+    "node/slot/caller.py:Caller.__init__": "the open calls of the task fail",
     "integrations/torch.py:_leave_within_limit": "the group is left by the end of the process",
     "integrations/joblib.py:SkywardPoolBackend._callbacks": "reported; the thread goes on",
     # Training.

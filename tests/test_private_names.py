@@ -125,6 +125,7 @@ def test_a_test_that_uses_a_private_name_says_why() -> None:
 
 def test_uses_are_found() -> None:
     name = min(ours())
-    source = f"from skyward.pool import {name}\nthing.{name}\nself.{name}\nmonkeypatch.setattr('skyward.pool._x', 1)\n"
+    source = f"from skyward.pool.pool import {name}\nthing.{name}\nself.{name}\n"
+    source += "monkeypatch.setattr('skyward.pool.pool._x', 1)\n"
     assert [line for line, _ in foreign_uses(nodes_in(source), set())] == [1, 2, 4]
     assert [line for line, _ in foreign_uses(nodes_in(source), {name})] == [1, 4]

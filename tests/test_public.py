@@ -46,7 +46,7 @@ def test_names_do_not_depend_on_what_was_imported_before() -> None:
     code = """
 import importlib, pkgutil, types, skyward
 before = {name: getattr(skyward, name) for name in skyward.__all__}
-for module in ("pool", "output", "calls", "image", "machine", "accelerators", "topology", "slot.runtime"):
+for module in ("pool.pool", "calls.output", "calls.compute", "values.image", "accelerators", "node.slot.runtime"):
     importlib.import_module(f"skyward.{module}")
 print([name for name, value in before.items() if getattr(skyward, name) is not value])
 """

@@ -1,7 +1,7 @@
 """No process of skyward opens anything below a shared folder that has not been checked first.
 
 Everything that a pool, the command line and SSH keep on disk is put below a folder that everybody may write to. An
-audit hook in each of their processes writes down what is opened there, and what `skyward.ownership` has checked.
+audit hook in each of their processes writes down what is opened there, and what `skyward.core.ownership` has checked.
 """
 
 from __future__ import annotations

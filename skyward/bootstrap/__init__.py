@@ -1,7 +1,1 @@
-"""From a bare machine to one that runs tasks: environments, the user's code, and what may be kept there.
-
-    probe      one round trip: what the node is, and what it has already
-    uv, python, skyward, packages      what it lacks is made, in one more
-
-Nothing here knows how the node is reached: see `Runner`.
-"""
+"""From a machine that answers to one where an agent can start: environments, code, pre-flight checks."""

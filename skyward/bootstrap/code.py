@@ -13,9 +13,9 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ..core.user_lines import warn_user
 from ..errors import UsageError
-from ..image import Image
-from ..user_lines import warn_user
+from ..values.image import Image
 from .ignore import ALWAYS, Rules, rules_above, rules_in
 from .roots import Root, editable_metadata, local_roots
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from ..image import Image
+from ..values.image import Image
 from .wheel import Wheel, own_wheel, repacked
 
 __all__ = ["Ours", "Users", "best_python", "ours_for", "runs_on", "users_for", "wanted_pythons"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TextIO
 
+from ..core.ownership import check_path
 from ..errors import UsageError
-from ..ownership import check_path
 
 __all__ = ["ALWAYS", "Rules", "rules_above", "rules_in"]
 

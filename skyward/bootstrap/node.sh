@@ -67,7 +67,7 @@ variable() { # NAME COMMAND: what the command prints; newlines cannot stand in a
 
 base=/tmp/skyward-$(id -u)
 
-# Whose are the folders of nodes here? As skyward.ownership asks on the client.
+# Whose are the folders of nodes here? As skyward.core.ownership asks on the client.
 is_base_ours() {
     [ -d "$base" ] && [ -O "$base" ] && [ ! -L "$base" ] && [ -z "$(find "$base" -prune -perm -2)" ]
 }

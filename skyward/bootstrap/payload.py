@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import BinaryIO
 
-from ..image import Image
+from ..values.image import Image
 from .code import Code
 from .environments import Ours, Users, best_python, wanted_pythons
 from .probe import Facts

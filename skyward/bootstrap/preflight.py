@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..core.user_lines import warn_user
 from ..errors import UsageError
-from ..image import Image
-from ..user_lines import warn_user
+from ..values.image import Image
 from .code import Code
 from .environments import users_for
 from .imports import imported_there, left_behind

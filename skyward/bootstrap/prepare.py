@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from ..events import Emit
-from ..image import Image
+from ..values.image import Image
 from .cache import CACHE_LIMIT_GIB
 from .code import Code
 from .environments import ours_for, users_for

@@ -14,8 +14,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
+from ..core.ownership import make_private_folder
 from ..errors import UsageError
-from ..ownership import make_private_folder
 
 __all__ = ["OLDEST_UV", "ClientUv", "client_uv", "client_uv_version", "packed_uv"]
 

@@ -1,9 +1,9 @@
 """The `skyward` command: thin, every subcommand is a call that anyone can make from Python.
 
-    skyward ls              skyward.fleet.survey()
-    skyward down            skyward.fleet.end()
-    skyward gc              skyward.providers.local.collect_garbage(), skyward.providers.reaping.gc()
-    skyward logs            skyward.outputs.read_output()
+    skyward ls              skyward.pool.fleet.survey()
+    skyward down            skyward.pool.fleet.end()
+    skyward gc              skyward.providers.local.collect_garbage(), skyward.providers.reaper.gc()
+    skyward logs            skyward.state.outputs.read_output()
     skyward ssh             skyward.cli.shell.terminal_of()
     skyward offers          sky.ComputePool(...).offers()
     skyward plan            sky.ComputePool(...).plan()

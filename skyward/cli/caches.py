@@ -14,7 +14,7 @@ def clear(providers: Iterable[str], hosts: list[str]) -> int:
 
     Prints what was removed. Returns the exit status: 1 where a host could not be cleared.
     """
-    from ..config import mentioned_providers
+    from ..pool.config import mentioned_providers
     from ..providers.ssh import SSH
 
     told: dict[str, Any] = {"this machine": _here()}

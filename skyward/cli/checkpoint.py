@@ -109,7 +109,7 @@ def _ls(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from ..training.checkpoint.folders import folder_at
-    from ..training.checkpoint.inspecting import describe
+    from ..training.checkpoint.inspection import describe
     from ..training.checkpoint.layout import manifest_at
     from .tables import table
 
@@ -126,7 +126,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from ..errors import CheckpointError
-    from ..training.checkpoint.inspecting import problems
+    from ..training.checkpoint.inspection import problems
 
     status = 0
     for path in arguments.path:
@@ -140,7 +140,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from ..training.checkpoint.inspecting import differences
+    from ..training.checkpoint.inspection import differences
 
     status = 0
     for each in differences(arguments.first, arguments.second, allow_pickle=arguments.allow_pickle):

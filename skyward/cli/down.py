@@ -25,7 +25,7 @@ examples:
   skyward down --all
 
 exit status: 0 nothing is left of them, 1 something may be; it is named
-from Python: skyward.fleet.end()
+from Python: skyward.pool.fleet.end()
 """
 
 
@@ -41,7 +41,7 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from ..errors import SkywardError
-    from ..fleet import end
+    from ..pool.fleet import end
 
     if bool(arguments.pool) == arguments.all:
         arguments.parser.error("name the pools to end, or give --all")
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _names(arguments: argparse.Namespace) -> list[str]:
-    from ..fleet import names_meant, survey
+    from ..pool.fleet import names_meant, survey
 
     if arguments.all:
         return [pool.pool for pool in survey().pools if pool.state != "elsewhere"]

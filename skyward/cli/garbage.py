@@ -29,7 +29,7 @@ examples:
   skyward gc --cache --host gpu1   on a host that skyward.toml does not name
 
 exit status: 0 nothing is left (--dry-run: nothing went wrong), 1 something may be; it is named
-from Python: skyward.providers.local.collect_garbage() and skyward.providers.reaping.gc()
+from Python: skyward.providers.local.collect_garbage() and skyward.providers.reaper.gc()
 """
 
 
@@ -82,17 +82,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _rented(arguments: argparse.Namespace) -> tuple[bool, list[str], list[Any]]:
     """Whether there is a provider to ask; what was ended, or would be; what went wrong."""
-    from ..config import rented_providers
-    from ..journal import journals
+    from ..pool.config import rented_providers
+    from ..state.journal import journals
 
     providers, wrong = rented_providers(arguments.provider)
     if not providers and not journals():
         return False, [], wrong
-    from ..providers import reaping
+    from ..providers import reaper
 
     if arguments.dry_run:
-        machines, failures = reaping.ls(providers)
+        machines, failures = reaper.ls(providers)
         orphans = [one for one in machines if one.owner == "dead"]
         return True, [f"{one.instance.id} of pool {one.pool}" for one in orphans], [*wrong, *failures]
-    ended, failures = reaping.gc(providers)
+    ended, failures = reaper.gc(providers)
     return True, ended, [*wrong, *failures]

@@ -108,7 +108,7 @@ def _signature(value: Callable[..., Any]) -> str:
 
 def _variables(integration: IntegrationBase) -> list[str]:
     """Names only, for the second rank of two nodes, in an environment that sets nothing itself."""
-    from ..topology import Peer, Rank
+    from ..values.topology import Peer, Rank
 
     peers = tuple(Peer(node=node, private_ip=f"10.0.0.{node + 1}") for node in range(2))
     rank = Rank(

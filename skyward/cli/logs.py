@@ -6,12 +6,12 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from ..printable import coloured
+from ..core.printable import coloured
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ..outputs import OutputLine
+    from ..state.outputs import OutputLine
 
 __all__ = ["add_to"]
 
@@ -28,7 +28,7 @@ examples:
   skyward logs train -f           and what comes, until the pool is closed
   skyward logs train -n 50 --time
 
-from Python: skyward.outputs.read_output()
+from Python: skyward.state.outputs.read_output()
 """
 
 
@@ -44,9 +44,9 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from .. import live
-    from ..fleet import output_of
-    from ..outputs import read_output
+    from ..pool.fleet import output_of
+    from ..state import live
+    from ..state.outputs import read_output
 
     pool = output_of(arguments.pool)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
     from collections.abc import Sequence
 
-    from ..machine import Offer
+    from ..values.machine import Offer
 
 __all__ = ["add_to", "describe", "fields_of"]
 
@@ -67,9 +67,9 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
     import dataclasses
 
     from ..accelerators import Accelerator
-    from ..config import pool_fields, provider_named
     from ..errors import UsageError
-    from ..pool import ComputePool
+    from ..pool.config import pool_fields, provider_named
+    from ..pool.pool import ComputePool
 
     fields = (
         pool_fields(arguments.pool, ComputePool.__init__)
@@ -98,7 +98,7 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..pool import ComputePool
+    from ..pool.pool import ComputePool
     from .tables import as_json
 
     found = ComputePool(**fields_of(arguments)).offers()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ..pool import ComputePool
+    from ..pool.pool import ComputePool
 
 __all__ = ["add_to", "describe"]
 
@@ -38,7 +38,7 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..pool import ComputePool
+    from ..pool.pool import ComputePool
     from .tables import as_json
 
     pool = ComputePool.named(arguments.pool)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
     from collections.abc import Sequence
 
-    from ..fleet import PoolState
+    from ..pool.fleet import PoolState
 
 __all__ = ["add_to"]
 
@@ -29,7 +29,7 @@ examples:
   skyward ls --local              ask no provider
 
 exit status: 0 all is well, 1 an account could not be asked, or machines of a dead pool cost money
-from Python: skyward.fleet.survey()
+from Python: skyward.pool.fleet.survey()
 """
 
 
@@ -44,9 +44,9 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..config import rented_providers
-    from ..fleet import survey
-    from ..journal import journals
+    from ..pool.config import rented_providers
+    from ..pool.fleet import survey
+    from ..state.journal import journals
     from .tables import as_json
 
     providers, wrong = ([], []) if arguments.local else rented_providers(arguments.provider)

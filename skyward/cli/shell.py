@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ..live import LivePool
+    from ..state.live import LivePool
 
 __all__ = ["add_to", "terminal_of"]
 
@@ -49,7 +49,7 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..live import find
+    from ..state.live import find
 
     before, has_command, command = _split(arguments.rest)
     if len(before) > 1 or not all(word.isdigit() for word in before) or (has_command and not command):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..console.words import columns
-from ..printable import printable
+from ..core.printable import printable
 
 __all__ = ["as_json", "table"]
 

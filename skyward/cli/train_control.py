@@ -7,12 +7,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ..printable import printable
+from ..core.printable import printable
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from ..control import CommandState, RunStatus
+    from ..calls.control import CommandState, RunStatus
     from ..training.control import Endpoint
 
 __all__ = ["add_to"]

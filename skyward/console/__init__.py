@@ -1,1 +1,1 @@
-"""What a pool shows of itself: a live view on a terminal, plain lines elsewhere, a single line in notebooks."""
+"""What a pool shows of itself: panel, lines, log files, and the queue in front of each sink."""

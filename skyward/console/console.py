@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 from ..events import Event, PoolClosed, PoolReady, PoolStarted
-from ..outlet import notices, notify
 from .log_handler import install_handler
+from .outlet import notices, notify
 from .panel import Counts, Style, panel_lines, status_line
 from .plain import PlainLines
 from .state import PoolState

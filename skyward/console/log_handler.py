@@ -8,9 +8,9 @@ runs in the thread that logs; it should be quick, because that thread may be one
 
 What does not log, because no user configures logging there:
 
-- Agent, watchdog, standby, zygotes and slots (`skyward/agent`, `skyward/slot`): they run on a node and write to their
+- Agent, watchdog, standby, zygotes and slots (`skyward/node`): they run on a node and write to their
   own standard error, which is the node's log file. They start before any code of the user's is imported.
-- The keeper (`skyward/cluster/keeper_process.py`): a process of ours beside the client; its log file is in its folder.
+- The keeper (`skyward/engine/keeper_process.py`): a process of ours beside the client; its log file is in its folder.
 - The commands that carry an SSH connection (`skyward/ssh/launch.py`, `skyward/ssh/pure.py`): their standard error is
   read by the client, which raises what it says as an error.
 - `skyward` on the command line: standard error is its user interface.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 
-from ..outlet import notify
+from .outlet import notify
 
 __all__ = ["StderrHandler", "install_handler"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.printable import printable
 from ..events import NodeUsage
-from ..printable import printable
 from .state import NodeState, PoolState
 from .words import columns, duration, fitted, usd
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import events as told
-from ..printable import printable
+from ..core.printable import printable
 from .state import PoolState
 from .words import duration, fitted, usd
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..topology import Rank
+from ..values.topology import Rank
 from .base import decorator_of, load_framework
 from .torch import TorchIntegration
 

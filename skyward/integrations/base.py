@@ -18,12 +18,12 @@ from functools import wraps
 from importlib import import_module
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast, overload
 
-from ..calls import ComputeFunction
+from ..calls.compute import ComputeFunction
+from ..core.signatures import checked_options
 from ..errors import MissingDependency, UsageError
-from ..launch import Integration, RanksPerNode
-from ..signatures import checked_options
-from ..slot.runtime import current_rank
-from ..topology import Rank
+from ..node.slot.runtime import current_rank
+from ..values.launch import Integration, RanksPerNode
+from ..values.topology import Rank
 from ..wire.failures import stamp_failure
 
 __all__ = [

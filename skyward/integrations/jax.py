@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from ..errors import RendezvousFailed, UsageError
-from ..slot.ports import PortLocks, port_behind
-from ..topology import Rank
+from ..node.slot.ports import PortLocks, port_behind
+from ..values.topology import Rank
 from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
 from .rendezvous import MEETING_LIMIT_S, listen_at_head, past_the_proxy, wait_for_head
 

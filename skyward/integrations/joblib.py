@@ -19,8 +19,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ..call_options import CallOptions
-from ..calls import PendingCompute
+from ..calls.compute import PendingCompute
+from ..calls.options import CallOptions
 from ..errors import MissingDependency
 from ..wire.seen import SeenArrays
 
@@ -31,7 +31,7 @@ except ImportError as error:
     raise MissingDependency("joblib is not installed: pip install 'skyward[joblib]'") from error
 
 from .joblib_batch import ThreadsOfSlot, run_batch, travelling
-from .joblib_waiting import Waiting
+from .joblib_batches import Waiting
 
 __all__ = ["SkywardBackend", "joblib_backend", "sklearn_backend"]
 

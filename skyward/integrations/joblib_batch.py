@@ -11,8 +11,8 @@ from typing import Any
 
 from joblib.parallel import ThreadingBackend, cpu_count
 
-from ..calls import compute
-from ..slot.runtime import instance_info
+from ..calls.compute import compute
+from ..node.slot.runtime import instance_info
 
 __all__ = ["ThreadsOfSlot", "run_batch", "travelling"]
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import ClassVar, Literal, get_args
 
 from ..errors import MissingDependency, UsageError
-from ..topology import Rank
+from ..values.topology import Rank
 from .base import IntegrationBase, check_seed, decorator_of, load_framework
 from .jax import JaxIntegration
 from .keras_parallel import data_parallel, telling_of_idle_devices

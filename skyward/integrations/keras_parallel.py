@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from ..errors import UsageError
-from ..topology import Rank
+from ..values.topology import Rank
 
 __all__ = ["data_parallel", "telling_of_idle_devices"]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import ClassVar
 
-from ..topology import Rank
+from ..values.topology import Rank
 from .base import decorator_of, load_framework
 from .torch import TorchIntegration
 

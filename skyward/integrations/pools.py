@@ -8,10 +8,10 @@ import re
 from types import TracebackType
 from typing import Any, ClassVar
 
-from ..image import DEFAULT_IMAGE, Image
-from ..pool import ComputePool
+from ..core.signatures import checked_options
+from ..pool.pool import ComputePool
 from ..providers.base import Provider
-from ..signatures import checked_options
+from ..values.image import DEFAULT_IMAGE, Image
 
 __all__ = ["JoblibPool", "ScikitLearnPool"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from errno import EADDRINUSE, EADDRNOTAVAIL
 
 from ..errors import RendezvousFailed
-from ..topology import Rank
+from ..values.topology import Rank
 
 __all__ = ["MEETING_LIMIT_S", "listen_at_head", "past_the_proxy", "wait_for_head"]
 

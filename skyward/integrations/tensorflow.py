@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import RendezvousFailed
-from ..slot.ports import PortLocks, port_behind
-from ..topology import Rank
+from ..node.slot.ports import PortLocks, port_behind
+from ..values.topology import Rank
 from .base import IntegrationBase, decorator_of, load_framework, numeric_threads
 from .rendezvous import past_the_proxy
 

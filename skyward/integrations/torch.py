@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from ..errors import RendezvousFailed, UsageError
-from ..topology import Rank
+from ..values.topology import Rank
 from .base import IntegrationBase, check_seed, decorator_of, load_framework, numeric_threads
 from .rendezvous import MEETING_LIMIT_S, listen_at_head, wait_for_head
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..topology import Rank
+from ..values.topology import Rank
 from .accelerate import AccelerateIntegration
 from .base import decorator_of, load_framework
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol, cast
 
 from ..events import Emit
-from ..machine import Gone, Machine, Offer, PoolSpec
+from ..values.machine import Gone, Machine, Offer, PoolSpec
 
 __all__ = ["Provider", "RentedProvider", "as_rented", "least_billed_s"]
 

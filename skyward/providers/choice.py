@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..allocation import AllocationStrategy
 from ..errors import NoCapacity
-from ..machine import Offer, PoolSpec
+from ..values.allocation import AllocationStrategy
+from ..values.machine import Offer, PoolSpec
 
 __all__ = ["in_order", "nothing_fits", "too_expensive"]
 

@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 
 from ..errors import ForeignState, NoCapacity, ProviderError, Throttled
 from ..events import Emit, InstanceTerminated, ignore
-from ..image import Image
-from ..journal import Journal, Owner
-from ..machine import PREEMPTED, Gone, Machine, Offer, PoolSpec
+from ..state.journal import Journal, Owner
+from ..values.image import Image
+from ..values.machine import PREEMPTED, Gone, Machine, Offer, PoolSpec
 from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
-from .ending import Ending, shielded
+from .rental import Launch, Rental, request_for
 from .rented import JOURNAL_TAG, OWNER_TAG, ApiCall, Cloud, Host
-from .renting import Launch, Rental, request_for
+from .termination import Ending, shielded
 
 __all__ = ["CloudProvider", "Rental"]
 
@@ -63,13 +63,13 @@ class CloudProvider(abc.ABC):
 
     def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         """Agents on machines that run; all or none."""
-        from .bring_up import bring_up  # ssh and all it needs: only where machines are made
+        from .rented_nodes import bring_up  # ssh and all it needs: only where machines are made
 
         return bring_up(hosts, spec, pool, nodes, emit)
 
     def let_go(self, machines: list[Machine]) -> None:
         """Close what `bring_up` opened to machines that are gone; their handles are those that it gave them."""
-        from .bring_up import let_go
+        from .rented_nodes import let_go
 
         let_go(machines)
 

@@ -17,19 +17,19 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..agent.facts import devices_of_machine
-from ..agent.main import SOCKET_NAME
-from ..agent.watchdog import processes_below
+from ..core.limits import memory_bytes
+from ..core.ownership import runtime_folder
+from ..core.process import PACKAGE_ROOT
+from ..core.signatures import checked_options
 from ..errors import NoCapacity, ProviderError, UsageError
 from ..events import Emit
-from ..image import LOCAL_FIELDS, LONGEST_VARIABLE
-from ..limits import memory_bytes
-from ..machine import Machine, Offer, PoolSpec
-from ..ownership import runtime_folder
-from ..process import PACKAGE_ROOT
-from ..signatures import checked_options
-from ..slot.threads import limit_threads
-from ..topology import Peer
+from ..node.agent.facts import devices_of_machine
+from ..node.agent.main import SOCKET_NAME
+from ..node.agent.watchdog import processes_below
+from ..node.slot.threads import limit_threads
+from ..values.image import LOCAL_FIELDS, LONGEST_VARIABLE
+from ..values.machine import Machine, Offer, PoolSpec
+from ..values.topology import Peer
 from ..wire.tasks import NodeConfig
 
 __all__ = ["Local", "collect_garbage"]
@@ -42,7 +42,7 @@ _FOLDER = "skyward"
 _BOOT = """
 import sys
 sys.path[:] = sys.argv[1:]
-from skyward.agent.main import main
+from skyward.node.agent.main import main
 sys.exit(main())
 """
 _ARCHITECTURES = {"aarch64": "arm64"}

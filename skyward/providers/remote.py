@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from ..bootstrap.code import gather
 from ..errors import NodeError, ProviderError, Unreachable
 from ..events import Emit
-from ..machine import Machine, PoolSpec
 from ..ssh.connection import Transport
-from .ending import shielded
-from .way_up import Node, Orders, Place, WayUp, end_agent
+from ..values.machine import Machine, PoolSpec
+from .node_setup import Node, Orders, Place, WayUp, end_agent
+from .termination import shielded
 
 __all__ = ["Node", "Place", "bring_up", "end"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from ..frozenmap import FrozenMap
-from ..machine import Offer, PoolSpec
+from ..core.frozenmap import FrozenMap
+from ..values.machine import Offer, PoolSpec
 
 __all__ = [
     "ATTEMPT_TAG",

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..bootstrap.cache import Cleared, clear_cache
-from ..bounds import is_positive
+from ..core.bounds import is_positive
+from ..core.signatures import checked_options
 from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
 from ..events import Emit
-from ..image import Image
-from ..machine import Machine, Offer, PoolSpec
-from ..signatures import checked_options
 from ..ssh import HostKeys, Target, connect
 from ..ssh.connection import Transport
+from ..values.image import Image
+from ..values.machine import Machine, Offer, PoolSpec
 from .remote import Node, Place, bring_up, end
 
 __all__ = ["SSH", "SSHHost"]

@@ -1,1 +1,1 @@
-"""Which task goes where, as a pure state machine: events in, actions out; no I/O, no clock, no threads."""
+"""Which task goes to which node: a pure state machine without I/O, threads or a clock."""

@@ -21,9 +21,9 @@ from collections.abc import Hashable
 
 from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, StartGang
 from .entries import GangEntry, TaskEntry
-from .lines import Lines
-from .nested import Family, NestedEntry, Places
-from .nodes import Node, Nodes
+from .families import Family, NestedEntry, Places
+from .node_table import Node, Nodes
+from .waiting_lines import Lines
 
 __all__ = ["Scheduler"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import paramiko
 
-from ..ownership import check_file
+from ..core.ownership import check_file
 from .target import Target
 
 __all__ = ["configuration"]

@@ -12,8 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+from ..core.ownership import runtime_folder
 from ..errors import Unreachable
-from ..ownership import runtime_folder
 from .target import Target
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import Any
 
 import paramiko
 
-from ..ownership import check_path
+from ..core.ownership import check_path
 from .target import Target
 
 __all__ = ["Identities"]

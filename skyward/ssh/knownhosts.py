@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..ownership import check_path
+from ..core.ownership import check_path
 
 __all__ = ["KnownKey", "known_keys"]
 

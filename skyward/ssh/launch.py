@@ -11,8 +11,8 @@ import json
 import os
 import sys
 
+from ..core.process import PACKAGE_ROOT
 from ..errors import SkywardError
-from ..process import PACKAGE_ROOT
 from .target import Target
 
 __all__ = ["argv", "main"]

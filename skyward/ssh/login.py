@@ -12,8 +12,8 @@ from typing import Any
 
 import paramiko
 
+from ..core.ownership import check_path
 from ..errors import SkywardError, Unreachable
-from ..ownership import check_path
 from .configuration import configuration
 from .failures import failure
 from .hostkeys import accepts, fingerprint, unknown_key

@@ -9,8 +9,8 @@ import re
 import subprocess
 import threading
 
+from ..core.ownership import check_file, check_path
 from ..errors import SkywardError
-from ..ownership import check_file, check_path
 from .command import run_process
 from .failures import failure
 from .folder import close_folder, connecting, kill_process, make_folder, record_process

@@ -8,8 +8,8 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from ..core.ownership import check_path
 from ..errors import UsageError
-from ..ownership import check_path
 
 __all__ = ["HostKeys", "Target"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ..calls import compute, gather
+from ..calls.compute import compute, gather
 from ..errors import ArgumentNotPicklable, ResultNotPicklable, TaskExited, UsageError
-from ..pool import ComputePool
-from ..slot.runtime import instance_info
+from ..node.slot.runtime import instance_info
+from ..pool.pool import ComputePool
 
 __all__ = ["EngineSuite", "appear", "wait_for"]
 

@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 from ..accelerators import Accelerator
 from ..errors import NoCapacity, OutcomeUnknown, ProviderError, Throttled
 from ..events import Emit
-from ..machine import Machine, Offer, PoolSpec
 from ..providers.clock import Clock
 from ..providers.cloud import CloudProvider
 from ..providers.local import Local
 from ..providers.rented import JOURNAL_TAG, ApiCall, Host, Instance, Request
-from ..topology import Peer
+from ..values.machine import Machine, Offer, PoolSpec
+from ..values.topology import Peer
 
 __all__ = ["FakeCloud", "FakeEnd", "FakeFaults", "FakeProvider", "FakeServer"]
 

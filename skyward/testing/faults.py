@@ -12,9 +12,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from ..agent.watchdog import processes_below
 from ..errors import UsageError
-from ..pool import ComputePool
+from ..node.agent.watchdog import processes_below
+from ..pool.pool import ComputePool
 
 __all__ = ["Faults"]
 

@@ -32,14 +32,14 @@ from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 import cloudpickle
 import pytest
 
-from ..calls import ComputeFunction, compute
+from ..calls.compute import ComputeFunction, compute
+from ..calls.output import silent, stdout
 from ..errors import MissingDependency, UsageError
 from ..integrations.base import integrations_of
-from ..launch import Integration, Launch
-from ..output import silent, stdout
-from ..pool import ComputePool
-from ..slot.runtime import instance_info
-from ..topology import Peer, Rank
+from ..node.slot.runtime import instance_info
+from ..pool.pool import ComputePool
+from ..values.launch import Integration, Launch
+from ..values.topology import Peer, Rank
 
 __all__ = ["IntegrationSuite"]
 

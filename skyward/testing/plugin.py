@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ..pool import ComputePool
+    from ..pool.pool import ComputePool
     from .faults import Faults
 
 __all__ = ["sky_faults", "sky_pool", "sky_pools"]
@@ -47,7 +47,7 @@ def sky_pools(request: pytest.FixtureRequest) -> Iterator[Callable[..., ComputeP
 
     The same options give the same pool. For fixtures of a wider scope than a function; tests use `sky_pool`.
     """
-    from ..pool import ComputePool
+    from ..pool.pool import ComputePool
     from ..providers.local import Local
 
     opened: dict[str, ComputePool] = {}

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ..calls import compute
+from ..calls.compute import compute
 from ..errors import NodeLost, SlotLost, TaskTimeout
-from ..pool import ComputePool
-from ..slot.runtime import instance_info
+from ..node.slot.runtime import instance_info
+from ..pool.pool import ComputePool
 from .engine_suite import EngineSuite, appear, wait_for
 from .faults import Faults
 

@@ -12,12 +12,12 @@ import pytest
 
 from ..errors import ForeignState, NoCapacity, OutcomeUnknown, ProviderError, Throttled
 from ..events import Event, InstanceLaunched, InstanceTerminated
-from ..journal import Journal, journals
-from ..machine import Machine, PoolSpec
 from ..providers.clock import patiently
 from ..providers.cloud import CloudProvider
-from ..providers.reaping import ls, reap
+from ..providers.reaper import ls, reap
 from ..providers.rented import JOURNAL_TAG, Cloud, Host, Instance, Request
+from ..state.journal import Journal, journals
+from ..values.machine import Machine, PoolSpec
 
 __all__ = ["ProviderSuite"]
 

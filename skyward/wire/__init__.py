@@ -1,1 +1,1 @@
-"""How bytes travel: frames on a channel, payloads inside frames, blobs beside them."""
+"""Frames, payloads and blobs, and the channels that they travel on."""

@@ -24,9 +24,9 @@ from typing import Any
 
 import xxhash
 
-from .. import interrupts
+from ..core import interrupts
+from ..core.limits import file_limit, memory_bytes
 from ..errors import InternalError
-from ..limits import file_limit, memory_bytes
 
 __all__ = ["DIGEST_SIZE", "Blob", "BlobStore", "BlobWriter", "blob_digest", "content_digest", "default_limit", "spill"]
 

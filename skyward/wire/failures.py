@@ -19,9 +19,10 @@ from typing import Any
 
 import cloudpickle
 
-from .. import errors, interrupts
+from .. import errors
+from ..core import interrupts
+from ..core.printable import printable_lines
 from ..errors import RemoteError, SkywardError, TaskError
-from ..printable import printable_lines
 
 __all__ = ["Failure", "decode_failure", "encode_exception", "encode_failure", "stamp_as", "stamp_failure"]
 

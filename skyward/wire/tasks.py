@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
-from ..topology import AcceleratorInfo, Peer, Rank
+from ..values.topology import AcceleratorInfo, Peer, Rank
 
 __all__ = [
     "TASK_HEAD",

@@ -14,7 +14,7 @@ from skyward.bootstrap.cache import clear_cache
 from skyward.bootstrap.prepare import Ready, prepare
 from skyward.errors import ProviderError
 from skyward.events import ignore
-from skyward.image import Image
+from skyward.values.image import Image
 from tests.bootstrap.packages import Index
 from tests.bootstrap.scratch import ScratchNode
 

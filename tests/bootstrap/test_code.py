@@ -17,7 +17,7 @@ from skyward.bootstrap.code import Code, gather
 from skyward.bootstrap.prepare import Ready, prepare
 from skyward.errors import UsageError
 from skyward.events import Event, PhaseEnded, ignore
-from skyward.image import Image
+from skyward.values.image import Image
 from tests.bootstrap.packages import Index
 from tests.bootstrap.scratch import ScratchNode
 

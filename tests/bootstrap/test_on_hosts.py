@@ -20,8 +20,8 @@ from skyward.bootstrap.code import gather
 from skyward.bootstrap.prepare import Ready, prepare
 from skyward.errors import BootstrapFailed, NodeError, SkywardError
 from skyward.events import Event, PhaseEnded, PhaseOutput, PhaseStarted
-from skyward.image import Image
 from skyward.ssh import Connection, Target, connect
+from skyward.values.image import Image
 from tests.hosts.fixtures import NewHost
 from tests.hosts.host import Host
 from tests.hosts.index import DEBIAN_PACKAGE, PackageIndex

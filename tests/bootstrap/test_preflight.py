@@ -13,7 +13,7 @@ import skyward as sky
 from skyward.bootstrap.code import gather
 from skyward.bootstrap.preflight import Finding, check, preflight
 from skyward.errors import UsageError
-from skyward.image import Image
+from skyward.values.image import Image
 from tests.bootstrap.packages import Index
 
 OTHER = "3.12" if sys.version_info[:2] == (3, 11) else "3.11"

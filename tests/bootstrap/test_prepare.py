@@ -16,7 +16,7 @@ import pytest
 from skyward.bootstrap.prepare import Ready, prepare
 from skyward.errors import BootstrapFailed, UsageError
 from skyward.events import Event, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted, ignore
-from skyward.image import Image
+from skyward.values.image import Image
 from tests.bootstrap.packages import Index, make_wheel
 from tests.bootstrap.scratch import ScratchNode, phases_of
 from tests.waiting import until
@@ -61,7 +61,8 @@ def test_a_bare_machine_is_made_ready_and_then_found_ready_in_one_round_trip(
 def test_the_agent_runs_the_client_s_own_build_without_the_user_s_packages(scratch: ScratchNode, index: Index) -> None:
     ready = make_ready(scratch, Image(pip=["alpha"], pip_index_url=index.url))
     code = f"import sys; sys.path[:] = {list(ready.agent_path)!r}\n"
-    code += "import importlib.metadata as m, skyward, skyward.agent.main; print(m.version('skyward'), skyward.__file__)"
+    code += "import importlib.metadata as m, skyward, skyward.node.agent.main\n"
+    code += "print(m.version('skyward'), skyward.__file__)"
     done = subprocess.run(
         [ready.agent_python, "-S", "-E", "-s", "-c", code], capture_output=True, text=True, check=True
     )

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.agent.watchdog import processes_below
 from skyward.errors import UsageError
+from skyward.node.agent.watchdog import processes_below
 from skyward.testing import Faults
 from tests.chaos.load import Load, count, processes_with
 from tests.chaos.schedule import Fault, Injector, Struck, plan, seconds, seeds
@@ -76,7 +76,7 @@ def kill_first(newborn: Callable[[], list[int]]) -> None:
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         for pid in newborn():
-            if "skyward.agent.main" in Path(f"/proc/{pid}/cmdline").read_text():
+            if "skyward.node.agent.main" in Path(f"/proc/{pid}/cmdline").read_text():
                 os.kill(pid, signal.SIGKILL)
                 return
         time.sleep(0.002)

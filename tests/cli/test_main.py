@@ -98,7 +98,7 @@ def test_installed_script_and_module_are_the_same_command() -> None:
 def test_help_imports_no_framework_and_no_pool() -> None:
     code = (
         "import sys; from skyward.cli import build_parser; build_parser();"
-        "print(*{'numpy', 'torch', 'cloudpickle', 'skyward.pool', 'skyward.providers'} & sys.modules.keys())"
+        "print(*{'numpy', 'torch', 'cloudpickle', 'skyward.pool.pool', 'skyward.providers'} & sys.modules.keys())"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == []

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from skyward import live
 from skyward.cli import main
-from skyward.journal import Owner
-from skyward.live import LiveNode, LivePool
+from skyward.state import live
+from skyward.state.journal import Owner
+from skyward.state.live import LiveNode, LivePool
 
 PROGRAM = """
 import time
@@ -272,7 +272,7 @@ def test_the_command_starts_quickly_and_imports_no_provider() -> None:
     code = "import sys; from skyward.cli import build_parser; build_parser(); print(*sys.modules)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=env, check=True)
-    assert not {"skyward.pool", "skyward.providers", "boto3", "cloudpickle"} & set(done.stdout.split())
+    assert not {"skyward.pool.pool", "skyward.providers", "boto3", "cloudpickle"} & set(done.stdout.split())
 
 
 def test_every_subcommand_has_examples_and_says_the_call_from_python(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from skyward import live
 from skyward.cli import main
-from skyward.journal import Owner, journals
-from skyward.live import LivePool
+from skyward.state import live
+from skyward.state.journal import Owner, journals
+from skyward.state.live import LivePool
 from tests.providers.moto_server import ec2_server
 
 AMI = "ami-785db401"
@@ -24,7 +24,7 @@ POOL = "train-0123abcd"
 DIES = f"""
 import os, sys
 from skyward.events import ignore
-from skyward.machine import PoolSpec
+from skyward.values.machine import PoolSpec
 from tests.providers.test_aws import AMI, MotoAWS
 provider = MotoAWS(endpoint_url=sys.argv[1], ami=AMI, client_cidr="192.0.2.1/32")
 spec = PoolSpec(nodes=2, vcpus=2, allocation="on-demand")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import skyward as sky
+from skyward.calls.control import Client, RunStatus
 from skyward.cli import main
-from skyward.control import Client, RunStatus
 from skyward.training.control import TrainerControlCallback, find, runs
 from skyward.training.control.watch import screen, watch
 from tests.training.control.run import Run, run_in_thread

@@ -19,7 +19,7 @@ from skyward.console.log_handler import install_handler
 install_handler()
 install_handler()
 {late}
-logging.getLogger("skyward.cluster.faults").warning("node %d could not be replaced\\x1b[2J", 3)
+logging.getLogger("skyward.engine.link_repair").warning("node %d could not be replaced\\x1b[2J", 3)
 logging.getLogger("skyward").info("unimportant")
 """
 SHOWN = "skyward: node 3 could not be replaced\n"
@@ -52,12 +52,12 @@ def test_a_program_silences_the_records(setup: str) -> None:
 
 
 def test_a_program_routes_the_records() -> None:
-    setup = 'logging.getLogger("skyward.cluster").addHandler(logging.FileHandler("/dev/stderr", mode="a"))'
+    setup = 'logging.getLogger("skyward.engine").addHandler(logging.FileHandler("/dev/stderr", mode="a"))'
     assert logged(setup) == "node 3 could not be replaced\x1b[2J\n"
 
 
 def test_basic_config_shows_each_record_once_although_it_comes_late() -> None:
-    expected = "WARNING:skyward.cluster.faults:node 3 could not be replaced\x1b[2J\n"
+    expected = "WARNING:skyward.engine.link_repair:node 3 could not be replaced\x1b[2J\n"
     assert logged("logging.basicConfig()") == expected
     assert logged(late="logging.basicConfig()") == expected
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import skyward as sky
-from skyward.agent.facts import node_facts
 from skyward.errors import NoCapacity
+from skyward.node.agent.facts import node_facts
 from tests.gpu.conftest import Device, Figures
 from tests.waiting import until
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import skyward as sky
-from skyward.agent.usage import devices_of
 from skyward.events import Event, NodeUsage
+from skyward.node.agent.usage import devices_of
 from tests.gpu.conftest import Device, Figures
 
 pytestmark = pytest.mark.gpu

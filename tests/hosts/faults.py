@@ -56,8 +56,8 @@ def pids(host: Host, role: Role) -> list[Process]:
     """Our processes of one kind on a host, the longest running first."""
     alive = host.processes()
     parents = {process.pid: _parent(process) for process in alive}
-    nodes = {p.pid for p in alive if "skyward.agent.main" in p.command}
-    workers = {p.pid for p in alive if "skyward.slot.zygote" in p.command}
+    nodes = {p.pid for p in alive if "skyward.node.agent.main" in p.command}
+    workers = {p.pid for p in alive if "skyward.node.slot.zygote" in p.command}
     watchdogs = {pid for pid in nodes if parents[pid] in nodes and parents[parents[pid]] not in nodes}
     agents = {pid for pid in nodes if parents[pid] in watchdogs}
     zygotes = {pid for pid in workers if parents[pid] in agents}

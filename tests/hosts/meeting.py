@@ -6,7 +6,7 @@ import contextlib
 from typing import ClassVar
 
 from skyward.integrations.base import IntegrationBase
-from skyward.topology import Rank
+from skyward.values.topology import Rank
 
 __all__ = ["Meeting"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 import skyward as sky
-from skyward.cluster.width import MOST_CHANNELS
+from skyward.engine.width import MOST_CHANNELS
 from skyward.ssh.connection import Transport
 from tests.hosts.bed import Bed
 from tests.hosts.faults import nothing_runs_on, pids

@@ -18,7 +18,7 @@ from skyward.bootstrap.prepare import prepare
 from skyward.bootstrap.undo import undo
 from skyward.errors import NodeLost
 from skyward.events import Event, NodeReplaced, PhaseStarted, ignore
-from skyward.providers.way_up import python_line
+from skyward.providers.node_setup import python_line
 from skyward.ssh import connect
 from skyward.ssh.connection import Transport
 from skyward.wire.tasks import NodeConfig

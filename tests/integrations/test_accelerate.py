@@ -17,9 +17,9 @@ import skyward as sky
 from skyward.errors import UsageError
 from skyward.integrations.accelerate import AccelerateIntegration
 from skyward.integrations.base import integrate, integrations_of
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
-from skyward.topology import Rank
+from skyward.values.topology import Rank
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ import skyward as sky
 from skyward import integrations
 from skyward.errors import MissingDependency, UsageError
 from skyward.integrations.base import IntegrationBase, integrate, integrations_of, load_framework
-from skyward.launch import Integration, Launch
-from skyward.slot.runtime import Call, enter_call
-from skyward.topology import InstanceInfo, Rank
+from skyward.node.slot.runtime import Call, enter_call
+from skyward.values.launch import Integration, Launch
+from skyward.values.topology import InstanceInfo, Rank
 
 RANK = Rank(
     rank=0,

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import skyward as sky
 from skyward.errors import GangHung, ResultNotPicklable, SlotLost, TaskExited, TaskTimeout, UsageError
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 from skyward.testing import Faults
 from tests.waiting import until
 
@@ -177,7 +177,7 @@ def test_without_a_limit_the_stacks_are_logged_once_and_the_gang_goes_on(
         dist.all_reduce(total)
         return total.item()
 
-    monkeypatch.setattr("skyward.cluster.gangs.REPORT_AFTER_S", 0.5)
+    monkeypatch.setattr("skyward.engine.gangs.REPORT_AFTER_S", 0.5)
     lines.clear()
     assert gang(train)() @ pool == [2.0, 2.0]
     assert lines.text.count("skyward: 'train' hangs: rank 1 (node 1) is in no collective") == 1

@@ -24,9 +24,9 @@ import skyward as sky
 from skyward.errors import GangHung, SlotLost, UsageError
 from skyward.integrations.base import integrate, integrations_of
 from skyward.integrations.jax import JaxIntegration
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
-from skyward.topology import Rank
+from skyward.values.topology import Rank
 from tests.waiting import until
 
 Keeps = Callable[[Callable[[], None]], Callable[[], None]]
@@ -270,7 +270,7 @@ def test_ranks_are_forked_from_a_process_that_has_imported_jax(pool: ComputePool
     @sky.compute
     @sky.integrations.jax
     def parents_command() -> bool:
-        return b"skyward.slot.zygote import main" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+        return b"skyward.node.slot.zygote import main" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
 
     assert parents_command() @ pool == [True, True]
 

@@ -27,7 +27,7 @@ from skyward.errors import ArgumentNotPicklable, NoCapacity, ResultNotPicklable,
 from skyward.events import Emit
 from skyward.integrations.joblib import SkywardBackend, joblib_backend
 from skyward.integrations.pools import JoblibPool
-from skyward.machine import Machine, Offer, PoolSpec
+from skyward.values.machine import Machine, Offer, PoolSpec
 from skyward.wire.blobs import Blob
 from skyward.wire.payloads import encode
 from tests.waiting import until

@@ -21,9 +21,9 @@ import skyward as sky
 from skyward.errors import UsageError
 from skyward.integrations.base import integrations_of
 from skyward.integrations.keras import KerasBackend, KerasIntegration
-from skyward.launch import Launch
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
+from skyward.values.launch import Launch
 from tests.integrations.test_tensorflow import rank
 
 BACKENDS: tuple[KerasBackend, ...] = ("jax", "torch", "tensorflow")
@@ -212,7 +212,7 @@ def test_ranks_are_forked_from_a_process_that_has_imported_keras(pool: ComputePo
     @sky.compute
     @sky.integrations.keras(backend=backend)
     def parents_command() -> bool:
-        return b"skyward.slot.zygote import main" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+        return b"skyward.node.slot.zygote import main" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
 
     assert parents_command() @ pool == [True, True]
 
@@ -493,7 +493,7 @@ def test_on_torch_keras_is_as_it_was_afterwards(pool: ComputePool) -> None:
         import keras
 
         from skyward.integrations.keras_parallel import data_parallel
-        from skyward.slot.runtime import current_rank
+        from skyward.node.slot.runtime import current_rank
 
         seen = []
 

@@ -17,10 +17,10 @@ import pytest
 import skyward as sky
 from skyward.integrations.base import integrations_of
 from skyward.integrations.lightning import LightningIntegration
-from skyward.launch import Integration
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
-from skyward.topology import Rank
+from skyward.values.launch import Integration
+from skyward.values.topology import Rank
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",

@@ -13,7 +13,7 @@ import pytest
 
 import skyward as sky
 from skyward.integrations.base import IntegrationBase, integrate
-from skyward.topology import Rank
+from skyward.values.topology import Rank
 
 CORES = 12
 

@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 
 import skyward as sky
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 
 
 @pytest.fixture(scope="module")

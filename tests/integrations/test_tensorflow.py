@@ -23,9 +23,9 @@ import skyward as sky
 from skyward.errors import GangHung, TaskTimeout, UsageError
 from skyward.integrations.base import integrate, integrations_of
 from skyward.integrations.tensorflow import TensorFlowIntegration
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
-from skyward.topology import Peer, Rank
+from skyward.values.topology import Peer, Rank
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_ranks_are_forked_from_a_process_that_has_imported_tensorflow(pool: Comp
     @sky.compute
     @sky.integrations.tensorflow
     def parents_command() -> bool:
-        return b"skyward.slot.zygote import main" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+        return b"skyward.node.slot.zygote import main" in Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
 
     assert parents_command() @ pool == [True, True]
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 import skyward as sky
 from skyward.errors import SlotLost
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 from tests.waiting import until
 
 

@@ -19,9 +19,9 @@ import pytest
 import skyward as sky
 from skyward.integrations.base import integrations_of
 from skyward.integrations.transformers import TransformersIntegration
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
-from skyward.topology import Rank
+from skyward.values.topology import Rank
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +243,7 @@ def test_ranks_are_forked_from_a_process_that_has_imported_the_trainer(pool: Com
     @sky.integrations.transformers
     def parents_command() -> tuple[bool, bool]:
         command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-        return b"skyward.slot.zygote import main" in command, "transformers.trainer" in sys.modules
+        return b"skyward.node.slot.zygote import main" in command, "transformers.trainer" in sys.modules
 
     assert parents_command() @ pool == [(True, True)] * 2
 

@@ -203,14 +203,14 @@ class Sandbox:
     def pids(self, role: str) -> list[int]:
         """Of our processes of one kind: keeper, standby, watchdog, agent, zygote, slot."""
         alive = self.processes()
-        nodes = {p.pid: p for p in alive if "skyward.agent.main" in p.command}
-        workers = {p.pid: p for p in alive if "skyward.slot.zygote" in p.command}
+        nodes = {p.pid: p for p in alive if "skyward.node.agent.main" in p.command}
+        workers = {p.pid: p for p in alive if "skyward.node.slot.zygote" in p.command}
         standbys = [p for p in nodes.values() if p.parent not in nodes]
         watchdogs = [p for p in nodes.values() if p.parent in {s.pid for s in standbys}]
         agents = [p for p in nodes.values() if p.parent in {w.pid for w in watchdogs}]
         zygotes = [p for p in workers.values() if p.parent in {a.pid for a in agents}]
         slots = [p for p in workers.values() if p.parent in {z.pid for z in zygotes}]
-        keepers = [p for p in alive if "skyward.cluster.keeper_process" in p.command]
+        keepers = [p for p in alive if "skyward.engine.keeper_process" in p.command]
         of_role = {"keeper": keepers, "watchdog": watchdogs, "standby": standbys, "agent": agents}
         found = {**of_role, "zygote": zygotes, "slot": slots}[role]
         return sorted(p.pid for p in found)

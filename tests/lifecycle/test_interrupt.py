@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import skyward as sky
-from skyward.machine import Machine
+from skyward.values.machine import Machine
 
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Client, Sandbox

@@ -16,8 +16,8 @@ import pytest
 import skyward as sky
 from skyward.errors import NoCapacity, NodeError
 from skyward.events import Emit
-from skyward.machine import Machine, Offer, PoolSpec
 from skyward.providers.local import collect_garbage
+from skyward.values.machine import Machine, Offer, PoolSpec
 
 if TYPE_CHECKING:
     from tests.lifecycle.conftest import Sandbox

@@ -18,7 +18,7 @@ import pytest
 import skyward as sky
 from skyward.errors import NodeError, NodeLost, SlotLost
 from skyward.integrations.base import IntegrationBase, integrate
-from skyward.topology import Rank
+from skyward.values.topology import Rank
 from tests.waiting import until
 
 if TYPE_CHECKING:

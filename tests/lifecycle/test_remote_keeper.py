@@ -73,7 +73,7 @@ def test_a_keeper_that_is_killed_is_replaced_before_the_leases_end(inside: Sandb
 
 
 GUARD = """
-from skyward.cluster.keeper import Keeper
+from skyward.engine.keeper import Keeper
 keeper = Keeper.of_this_process()
 command = [sys.executable, "-c", "import sys; print('reaped', sys.argv[1]); open(sys.argv[2], 'w')"]
 keeper.guard("mine", [*command, "mine", str(here / "reaped-mine")], log_path=str(here / "reap.log"))
@@ -128,7 +128,7 @@ def test_a_keeper_that_is_killed_still_guards(sandbox: Sandbox) -> None:
 def test_a_command_that_fails_is_run_again(sandbox: Sandbox) -> None:
     client = sandbox.client(
         """
-from skyward.cluster.keeper import Keeper
+from skyward.engine.keeper import Keeper
 code = "import os, sys; sys.exit(0 if os.path.exists(sys.argv[1]) else open(sys.argv[1], 'w').close() or 1)"
 Keeper.of_this_process().guard("mine", [sys.executable, "-c", code + "", str(here / "failed-once")])
 say("ready")

@@ -20,8 +20,6 @@ import skyward
 from skyward import accelerators
 from skyward.errors import AuthFailed, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled, UsageError
 from skyward.events import Emit
-from skyward.journal import journals
-from skyward.machine import Machine, PoolSpec
 from skyward.providers.aws import AWS
 from skyward.providers.aws import prices as aws_prices
 from skyward.providers.aws import types as aws_types
@@ -29,9 +27,11 @@ from skyward.providers.aws.clients import clients
 from skyward.providers.aws.ec2 import host_keys_in
 from skyward.providers.clock import Clock
 from skyward.providers.rented import Host, Request
+from skyward.state.journal import journals
 from skyward.testing.provider_suite import ProviderSuite
 from skyward.testing.virtual_clock import FastClock
-from skyward.topology import Peer
+from skyward.values.machine import Machine, PoolSpec
+from skyward.values.topology import Peer
 from tests.providers.moto_server import ec2_server
 
 AMI = "ami-785db401"

@@ -12,11 +12,11 @@ import pytest
 
 from skyward.errors import AuthFailed, NoCapacity, ProviderError, QuotaExceeded, TerminateFailed, Throttled
 from skyward.events import Emit, InstanceLaunched, ignore
-from skyward.journal import journals
-from skyward.machine import Machine, PoolSpec
 from skyward.providers.rented import Host, Instance, Request
+from skyward.state.journal import journals
 from skyward.testing.fake_cloud import FakeCloud, FakeEnd, FakeFaults, FakeProvider
 from skyward.testing.virtual_clock import FastClock, VirtualClock
+from skyward.values.machine import Machine, PoolSpec
 from tests.waiting import until
 
 

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from skyward.errors import ProviderError, TerminateFailed
-from skyward.journal import Owner, journals
-from skyward.machine import Machine, PoolSpec
-from skyward.providers.reaping import gc, ls, reap
+from skyward.providers.reaper import gc, ls, reap
+from skyward.state.journal import Owner, journals
 from skyward.testing.fake_cloud import FakeCloud, FakeEnd, FakeFaults, FakeProvider
 from skyward.testing.virtual_clock import VirtualClock
+from skyward.values.machine import Machine, PoolSpec
 
 LEASE_S = 120.0
 RENEWED_S = 15.0

@@ -20,11 +20,11 @@ import pytest
 import skyward as sky
 from skyward.errors import HostKeyUnknown, NoCapacity, ProviderError, Unreachable, UsageError
 from skyward.events import Event, PhaseFailed, PoolStarted, ignore
-from skyward.machine import PoolSpec
 from skyward.providers import load, remote
 from skyward.providers.ssh import SSH, SSHHost
 from skyward.ssh import Target
 from skyward.ssh.connection import Transport
+from skyward.values.machine import PoolSpec
 from tests.bootstrap.packages import serve
 from tests.providers.conftest import Hosts
 from tests.waiting import until

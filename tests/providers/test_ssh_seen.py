@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward import events, live
+from skyward import events
+from skyward.state import live
 from tests.console.on_a_terminal import Program
 from tests.providers.conftest import Hosts
 

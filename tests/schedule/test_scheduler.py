@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from skyward.schedule.actions import Action, FailGang, FailTask, Recall, Refuse, Send, StartGang
-from skyward.schedule.nodes import SHORT_TASK_NS
+from skyward.schedule.node_table import SHORT_TASK_NS
 from skyward.schedule.scheduler import Scheduler
 
 AHEAD = 2

@@ -27,7 +27,7 @@ from unittest import mock
 import pytest
 
 import skyward as sky
-from skyward.futures import Future
+from skyward.calls.futures import Future
 
 NAME = "test_concurrent_futures"
 VERSION = sysconfig.get_python_version()

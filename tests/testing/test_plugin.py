@@ -9,7 +9,16 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-HEAVY = ("cloudpickle", "numpy", "torch", "asyncio", "skyward.pool", "skyward.cluster", "skyward.agent", "xxhash")
+HEAVY = (
+    "cloudpickle",
+    "numpy",
+    "torch",
+    "asyncio",
+    "skyward.pool.pool",
+    "skyward.engine",
+    "skyward.node.agent",
+    "xxhash",
+)
 
 
 def test_importing_the_plugin_imports_nothing_heavy() -> None:
@@ -65,7 +74,7 @@ def test_fixtures_of_a_users_test_run(pytester: pytest.Pytester) -> None:
 
 
 def test_a_run_that_asks_for_no_pool_opens_none(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("import sys\ndef test_nothing(): assert 'skyward.pool' not in sys.modules\n")
+    pytester.makepyfile("import sys\ndef test_nothing(): assert 'skyward.pool.pool' not in sys.modules\n")
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=1)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.ownership import check_path, make_private_folder
 from ...errors import ProviderError, UsageError
-from ...ownership import check_path, make_private_folder
 
 __all__ = ["Kept", "cache_folder", "cached"]
 
@@ -25,7 +25,7 @@ class Kept:
 
 
 def cache_folder() -> str:
-    """`$XDG_CACHE_HOME/skyward/aws`, else `~/.cache/skyward/aws`. Raises UsageError, see `skyward.ownership`."""
+    """`$XDG_CACHE_HOME/skyward/aws`, else `~/.cache/skyward/aws`. Raises UsageError, see `skyward.core.ownership`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         base = os.path.expanduser("~/.cache")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ...errors import ProviderError
-from ...machine import Offer, PoolSpec
+from ...values.machine import Offer, PoolSpec
 from ..rented import ApiCall, Instance, Request, State
 from ..user_data import PREEMPTED_FILE
 from .clients import clients

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...accelerators import Accelerator
 from ...errors import ProviderError
-from ...machine import Offer
+from ...values.machine import Offer
 from .clients import Clients, clients
 from .failures import translated
 from .settings import Ec2Settings

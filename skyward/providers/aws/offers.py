@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...accelerators import Accelerator
 from ...errors import NoCapacity, UsageError
-from ...machine import Offer, PoolSpec
+from ...values.machine import Offer, PoolSpec
 from .clients import Clients
 from .images import has_driver
 from .network import subnet_zone

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ...bounds import is_positive
+from ...core.bounds import is_positive
+from ...core.frozenmap import FrozenMap
+from ...core.signatures import checked_options
 from ...errors import UsageError
-from ...frozenmap import FrozenMap
-from ...signatures import checked_options
 from ..cloud import CloudProvider
 from ..rented import Cloud
 

@@ -7,9 +7,9 @@ from .coordinator import components_of as components_of
 from .coordinator import process_groups_of as process_groups_of
 from .files import Checkpoints as Checkpoints
 from .files import FileCheckpoints as FileCheckpoints
-from .inspecting import Difference as Difference
-from .inspecting import differences as differences
-from .inspecting import problems as problems
+from .inspection import Difference as Difference
+from .inspection import differences as differences
+from .inspection import problems as problems
 from .latest import latest_checkpoint as latest_checkpoint
 from .layout import checkpoints_in as checkpoints_in
 from .manager import CheckpointManager as CheckpointManager

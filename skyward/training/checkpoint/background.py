@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ...errors import CheckpointSaveFailed
 from ..agree import Ranks
 from ..snapshot import Snapshot
-from .saving import SaveRequest, perform_save
+from .save import SaveRequest, perform_save
 
 __all__ = ["BackgroundSave", "OnBusy"]
 

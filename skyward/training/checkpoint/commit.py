@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from ...process import start_time
+from ...core.process import start_time
 from .folders import Folder, LocalFolder, flush_folder
 from .layout import OLD, STAGING, name_of, put_back
 from .manifest import MANIFEST, Manifest

@@ -13,10 +13,10 @@ from .background import OnBusy
 from .files import FileCheckpoints, sweep_folder
 from .folders import folder_at
 from .layout import checkpoints_in, name_of
-from .loading import LoadReport, Resharder
+from .load import LoadReport, Resharder
 from .manifest import manifest_fields
 from .patterns import SharingPattern, StateComponent
-from .saving import SaveRequest
+from .save import SaveRequest
 from .topology import ranks_of_groups
 from .verdicts import together
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.planner import ReadItem, WriteItem, WriteItemT
 
 from ...errors import CheckpointCorrupt, UsageError
 from .folders import Folder
-from .hashing import HashingFile
+from .hashed_file import HashingFile
 from .plain import to_plain
 from .writer import load_plain
 

@@ -14,11 +14,11 @@ from .commit import sweep
 from .folders import Folder, folder_at
 from .latest import latest_of_ranks
 from .layout import checkpoints_in, name_of
-from .loading import LoadReport, LoadRequest, Resharder, perform_load
+from .load import LoadReport, LoadRequest, Resharder, perform_load
 from .manifest import manifest_fields
 from .patterns import StateComponent
 from .retention import prune_or_warn
-from .saving import SaveRequest, perform_save, states_of, states_to_keep
+from .save import SaveRequest, perform_save, states_of, states_to_keep
 from .topology import ranks_of_groups
 
 __all__ = ["Checkpoints", "FileCheckpoints", "sweep_folder"]

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 import xxhash
 
 from ...errors import MissingDependency, UsageError
-from .hashing import HashingFile
+from .hashed_file import HashingFile
 
 __all__ = ["Folder", "LocalFolder", "digest_of_file", "flush_folder", "folder_at"]
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from ...errors import CheckpointNotFound, UsageError
 from .coordinator import CheckpointCoordinator
 from .layout import FoundCheckpoint, checkpoints_in
-from .loading import LoadReport
+from .load import LoadReport
 from .retention import best_of, prune_or_warn
 from .termination import RunTerminated, Termination
 from .verdicts import together

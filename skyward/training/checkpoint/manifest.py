@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import CheckpointCorrupt
-from .hashing import digest_of
+from .hashed_file import digest_of
 
 __all__ = ["FORMAT_VERSION", "MANIFEST", "ComponentEntry", "FileEntry", "Manifest", "manifest_fields"]
 

@@ -17,8 +17,8 @@ from ..._version import __version__
 from ...errors import CheckpointNotFound, UsageError
 from .commit import discard, new_token, staging_in
 from .folders import Folder, folder_at
-from .hashing import HashingFile
-from .inspecting import states_in
+from .hashed_file import HashingFile
+from .inspection import states_in
 from .layout import PREFIX, manifest_at, next_commit_number
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
 from .sharded import read_whole, write_whole

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, BinaryIO, cast
 
 from ...errors import UsageError
-from .hashing import HashingFile
+from .hashed_file import HashingFile
 
 __all__ = ["ObjectFolder"]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from ...slot.runtime import instance_info
-from ...topology import InstanceInfo
+from ...node.slot.runtime import instance_info
+from ...values.topology import InstanceInfo
 
 __all__ = ["RunTerminated", "Termination"]
 

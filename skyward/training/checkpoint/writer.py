@@ -13,7 +13,7 @@ import torch
 
 from ...errors import CheckpointCorrupt, UsageError
 from .folders import Folder, LocalFolder, digest_of_file
-from .hashing import HashingFile, digest_of
+from .hashed_file import HashingFile, digest_of
 from .manifest import FileEntry
 from .plain import from_plain, to_plain
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
-from ...control import COMMANDS, CommandState
+from ...calls.control import COMMANDS, CommandState
 from ...errors import UsageError
 from .commands import Books
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from ...control import check_job_id
+from ...calls.control import check_job_id
 from ...errors import UsageError
 from ..agree import Alone, Ranks
 from ..events import TrainerCallback

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...slot import answers
-from ...slot.runtime import current_call
+from ...node.slot import answers
+from ...node.slot.runtime import current_call
 from .api import Request, answer
 from .commands import Books
 from .server import MAX_WAITING

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...control import Client
+from ...calls.control import Client
 from ...errors import ControlFailed
 from .endpoint import Endpoint, endpoint_of, endpoints, read_token
 

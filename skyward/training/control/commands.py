@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ...control import COMMANDS, STOPPING, CommandState, check_job_id
+from ...calls.control import COMMANDS, STOPPING, CommandState, check_job_id
 from ...errors import UsageError
 
 __all__ = ["Books", "Taken", "plain"]

@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...control import check_job_id
+from ...calls.control import check_job_id
+from ...core.ownership import make_private_folder
 from ...errors import UsageError
-from ...journal import Owner, state_folder
-from ...ownership import make_private_folder
+from ...state.journal import Owner, state_folder
 
 __all__ = [
     "Endpoint",

@@ -33,8 +33,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from ...core.ownership import runtime_folder
 from ...errors import UsageError
-from ...ownership import runtime_folder
 from .api import BODY_LIMIT, Answer, Request, answer
 from .commands import Books
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from ...calls.control import Client, RunStatus
 from ...console.words import duration
-from ...control import Client, RunStatus
+from ...core.printable import printable, printable_lines
 from ...errors import ControlFailed, MissingDependency
-from ...printable import printable, printable_lines
 
 __all__ = ["follow_lines", "screen", "watch"]
 

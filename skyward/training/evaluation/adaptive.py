@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from ...bounds import is_positive
+from ...core.bounds import is_positive
+from ...core.signatures import checked_options
 from ...errors import ArgumentNotPicklable, NodeError, PoolClosed, UsageError
-from ...signatures import checked_options
 from .dispatcher import Dispatcher, Job, Outcome, warm_up_of
 from .dispatchers import as_dispatcher
 from .dispatchers.futures import new_future, settle, settle_error
 from .legal import check_at_least
 from .members import HealthProbes, Member, WorkerState, ask
 from .pipeline import Lane
-from .placing import place
+from .placement import place
 from .worker_score import WorkerScore, median_s
 
 __all__ = ["AdaptiveCompute", "WorkerState"]

@@ -13,11 +13,11 @@ from ...errors import UsageError
 from ..agree import Ranks
 from ..events import TrainerCallback
 from ..parts import part_of
+from .early_stopping import EarlyStopping
 from .evaluator import AsyncEvaluator
 from .legal import check_names
 from .ranks import submit_model
 from .records import EvaluationRecord
-from .stopping import EarlyStopping
 
 if TYPE_CHECKING:
     from ..bus import CallbackHandler

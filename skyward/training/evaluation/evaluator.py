@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ...core.signatures import checked_options
 from ...errors import UsageError
-from ...signatures import checked_options
 from .dispatchers import as_dispatcher
 from .gate import GateMode, Way
 from .legal import check_at_least, check_one_of
+from .model_copy import Taken, Taker
 from .pace import Drain, OnBackpressure, Pace
 from .pipeline import Evaluation, Pipeline
 from .recipe import OWN_KEY, Recipe
 from .records import EvaluationRecord
-from .taking import Taken, Taker
 
 if TYPE_CHECKING:
     from ..snapshot import SnapshotPool

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, get_args
 
+from ...core.spellings import advice
 from ...errors import UsageError, WrongArguments
-from ...spellings import advice
 
 __all__ = ["check_at_least", "check_names", "check_one_of"]
 

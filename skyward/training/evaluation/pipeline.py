@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SkywardError, UsageError
 from .dispatcher import WARMED_SLOTS, Dispatcher, Outcome
+from .model_copy import Taken
 from .recipe import Recipe
 from .records import EvaluationRecord
-from .taking import Taken
 
 if TYPE_CHECKING:
     from .best import BestModel

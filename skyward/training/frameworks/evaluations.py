@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
+from ...core.signatures import checked_options
 from ...errors import UsageError
-from ...signatures import checked_options
 from ..agree import Alone, Failure, Ranks, ranks_of_this_process
 from ..callbacks.lines import write_line
 from ..evaluation.evaluator import AsyncEvaluator, Drain, OnBackpressure, OnError

@@ -14,7 +14,7 @@ from ..agree import RankFailed, Ranks
 from ..arguments import TrainingArguments
 from ..checkpoint import SharingPattern
 from .batches import BatchPlan, MicroBatch
-from .reading import (
+from .data_sources import (
     Collate,
     IterableSource,
     LoaderSource,

@@ -26,13 +26,13 @@ from ..events import TrainerControl, TrainerState
 from . import loss
 from .batches import MicroBatch
 from .collate import Collator, Inputs, columns_of
+from .data_sources import check_datasets
 from .evaluation import Evaluated, Evaluator, loss_in, outputs_without_loss
 from .loop import Loop
 from .objective import Objective
 from .optimization import Scheduler, make_optimizer, make_scheduler
 from .outputs import EvalPrediction, PredictionOutput, TrainOutput
 from .precision import Precision, make_deterministic
-from .reading import check_datasets
 from .run import Run, with_defaults
 from .saver import CheckpointParts, Saver, save_weights
 from .stream import Stream, make_stream

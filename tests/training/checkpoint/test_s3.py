@@ -399,7 +399,7 @@ def test_two_ranks_save_and_load_in_a_store(s3: S3, tmp_path: Path) -> None:
         assert "failed on rank 1" in error
         assert found == []
     assert said["sharded_tensors"] == [([], [float(each) for each in range(32 * at, 32 * at + 32)]) for at in range(2)]
-    from skyward.training.checkpoint.inspecting import states_in
+    from skyward.training.checkpoint.inspection import states_in
 
     whole = states_in(f"{url}/sharded/checkpoint-1")["model"]()
     assert whole["weight"].tolist() == list(range(64))

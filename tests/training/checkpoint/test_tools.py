@@ -21,7 +21,7 @@ from skyward.training.checkpoint import (
     problems,
     prune,
 )
-from skyward.training.checkpoint.inspecting import states_in
+from skyward.training.checkpoint.inspection import states_in
 from tests.training.checkpoint.states import Box, part, same, shard
 
 ASSETS = Path(__file__).parent / "assets"

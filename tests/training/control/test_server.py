@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from skyward.control import COMMANDS
+from skyward.calls.control import COMMANDS
 from skyward.training.control import TrainerControlCallback, server
 from skyward.training.control.commands import Books
 from skyward.training.control.server import ControlServer, Gate, bind, bind_local

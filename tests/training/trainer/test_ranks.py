@@ -15,7 +15,7 @@ import torch
 
 import skyward as sky
 from skyward.errors import UsageError
-from skyward.pool import ComputePool
+from skyward.pool.pool import ComputePool
 from skyward.training import DDPTrainer, DDPTrainingArguments, RankFailed
 from tests.training.trainer.regression import Line, Points, Stream, callback, history, losses, run, trainer
 

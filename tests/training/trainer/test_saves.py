@@ -12,9 +12,9 @@ import torch
 
 from skyward.cli import main
 from skyward.errors import CheckpointSaveFailed, UsageError
-from skyward.topology import InstanceInfo
 from skyward.training import SharingPattern, StateComponent, Trainer, TrainingArguments
 from skyward.training.checkpoint import RunTerminated, best_of, checkpoints_in, problems
+from skyward.values.topology import InstanceInfo
 from tests.training.checkpoint.crew import Said, error_of, run_cases
 from tests.training.checkpoint.states import Box, Unwritable
 from tests.training.trainer.regression import Line, Points, callback, history, run, trainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, cast
 
-from ....active import resolve_target
+from ....calls.active import resolve_target
 from ....errors import UsageError
 from ..dispatcher import Dispatcher
 

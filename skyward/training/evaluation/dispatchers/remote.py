@@ -9,8 +9,8 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ....bounds import is_positive
-from ....calls import PendingCompute
+from ....calls.compute import PendingCompute
+from ....core.bounds import is_positive
 from ....errors import InternalError, NodeError, TaskTimeout, UsageError
 from ..dispatcher import Job, Outcome
 from ..pipeline import Lane

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ....calls import compute
-from ....slot.runtime import current_call
+from ....calls.compute import compute
+from ....node.slot.runtime import current_call
 from ..worker import Scored, Worker
 from .packed import ContentsMissing, PackedJob, unpack
 

@@ -33,7 +33,7 @@ import sys
 from collections.abc import Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from ....signatures import checked_options
+from ....core.signatures import checked_options
 from ...agree import Ranks, ranks_of_this_process
 from ...bus import CallbackHandler
 from ...callbacks.metrics import is_summary

@@ -33,8 +33,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ....core.signatures import checked_options
 from ....errors import UsageError
-from ....signatures import checked_options
 from ...agree import Ranks
 from ...bus import CallbackHandler
 from ...parts import unwrapped

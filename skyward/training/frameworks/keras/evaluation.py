@@ -28,8 +28,8 @@ from ....errors import UsageError
 from ...agree import Ranks
 from ...evaluation.best import BestModel, BestValue, is_greater_better
 from ...evaluation.evaluator import MAX_PENDING
+from ...evaluation.model_copy import Taker
 from ...evaluation.prepared import Prepared
-from ...evaluation.taking import Taker
 from ..evaluations import Drain, Evaluations, RunOptions, check_callable, line_of, named, with_options
 from ..foreign import load_framework, on_the_stack
 from .callbacks import KerasCallbacks, steps_taken
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from keras import callbacks as kinds
 
     from ...evaluation import AsyncEvaluator, EvaluationRecord
-    from ...evaluation.taking import Taken
+    from ...evaluation.model_copy import Taken
 else:
     kinds = load_framework("keras", extra="keras").callbacks
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from ....signatures import checked_options
+from ....core.signatures import checked_options
 from ...agree import Ranks
 from ...bus import CallbackHandler
 from ...parts import unwrapped

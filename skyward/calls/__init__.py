@@ -1,0 +1,1 @@
+"""A call before it runs and its future: `@compute`, operators, options, the open pools of a process."""

@@ -1,0 +1,385 @@
+"""`@compute`, the lazy call it makes, and the operators that send the call somewhere.
+
+Nothing runs here: `train(10)` is a frozen value. What runs it is a target: an open pool, or the module `skyward`
+itself, which stands for the innermost open pool.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future as StdFuture
+from dataclasses import dataclass, field, replace
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, get_origin, overload
+
+from ..core.signatures import check_arguments, innermost, name_of
+from ..core.spellings import advice
+from ..core.unrun import Unrun, short
+from ..core.user_lines import drop_our_frames
+from ..errors import UsageError
+from ..values.launch import Launch
+from .active import Target, activity, resolve_target
+from .options import CallOptions, proper_options
+
+__all__ = [
+    "ComputeFunction",
+    "PendingCompute",
+    "PendingComputeGroup",
+    "as_compute",
+    "compute",
+    "find_by_name",
+    "gather",
+    "is_importable",
+    "pending_of",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ComputeFunction(Generic[P, T_co]):
+    """A function that gives lazy calls. Made by `@compute`; holds the original as `fn`."""
+
+    fn: Callable[P, T_co]
+    options: CallOptions
+    __name__: str
+    __qualname__: str
+
+    def __init__(self, fn: Callable[P, T_co], options: CallOptions) -> None:
+        _wear_names_of(self, fn)
+        self.fn = fn
+        self.options = options
+        self.launch = Launch(integrations=getattr(_without_partials(fn), "__skyward_integrations__", ()))
+        self._fitting: set[tuple[int | str, ...]] = set()
+        """Shapes of arguments that fit the signature: how many by position, and the names of the others."""
+
+    @functools.cached_property
+    def is_generator(self) -> bool:
+        """Whether a call gives a stream of values."""
+        return inspect.isgeneratorfunction(innermost(self.fn))
+
+    @functools.cached_property
+    def iterator_parameters(self) -> tuple[str, ...]:
+        """The parameters annotated `Iterator[T]`: their arguments are streamed in."""
+        hints = getattr(innermost(self.fn), "__annotations__", {})
+        return tuple(name for name, hint in hints.items() if name != "return" and _is_iterator(hint))
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> PendingCompute[T_co]:
+        if (len(args), *kwargs) not in self._fitting:
+            self._check(args, kwargs)
+        return PendingCompute(self, args, kwargs, self.options)
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise WrongArguments. Arguments of one shape are checked once: binding costs more than the rest of a call."""
+        check_arguments(self.fn, args, kwargs)
+        activity.calls_made += 1
+        activity.last_made = self.__name__
+        if len(self._fitting) == _SHAPES:
+            self._fitting.clear()
+        self._fitting.add((len(args), *kwargs))
+
+    def local(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
+        """Run the original function here and now."""
+        return self.fn(*args, **kwargs)
+
+    def with_options(self, **options: Any) -> ComputeFunction[P, T_co]:
+        """A copy with other options; see `CallOptions`."""
+        return ComputeFunction(self.fn, replace(self.options, **proper_options(options)))
+
+    def with_timeout(self, timeout_s: float) -> ComputeFunction[P, T_co]:
+        return self.with_options(timeout_s=timeout_s)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        # A decorated method: bind as a function would.
+        if instance is None:
+            return self
+        bound: Any = functools.partial(self, instance)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<compute {self.__module__}.{self.__qualname__}>"
+
+    if not TYPE_CHECKING:  # a checker is to find these mistakes itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                text = f"{text}; {advice('function', name, ('local', 'with_options', 'with_timeout'), shown='{}')}"
+            raise AttributeError(text, name=name, obj=self)
+
+    def __reduce__(self) -> Any:
+        # By name where the name leads back here; pickle checks that. Otherwise by value.
+        if is_importable(self, self):
+            return find_by_name, (self.__module__, self.__qualname__)
+        return ComputeFunction, (self.fn, self.options)
+
+
+_SHAPES = 64
+"""Shapes of arguments that a function remembers: those of a function that takes any keyword have no end."""
+
+
+def _wear_names_of(wrapper: ComputeFunction[..., Any], function: Callable[..., Any]) -> None:
+    """`functools.update_wrapper` for any callable: builtins and partials lack names, and a class has no such dict."""
+    has_dict = isinstance(function, FunctionType | MethodType)
+    functools.update_wrapper(wrapper, function, updated=("__dict__",) if has_dict else ())
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    wrapper.__name__ = name_of(function)
+    wrapper.__qualname__ = qualname if isinstance(qualname, str) else wrapper.__name__
+    wrapper.__module__ = module if isinstance(module, str) else "builtins"
+
+
+def _without_partials(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def is_importable(named: Any, value: object) -> bool:
+    """Whether the names of one callable lead to the value in every process that can import its module."""
+    module, name = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
+        return False
+    try:
+        return find_by_name(module, name) is value
+    except ImportError:  # no importable name, so it travels by value
+        return False
+
+
+def find_by_name(module: str, qualified_name: str) -> Any:
+    """What stands under that name in a module that is imported if need be; None where there is no such name."""
+    import importlib
+    import sys
+
+    found = _reach(sys.modules.get(module), qualified_name)
+    if found is None:  # also where another thread is importing the module right now: this waits for it
+        found = _reach(importlib.import_module(module), qualified_name)
+    return found
+
+
+def _reach(found: Any, qualified_name: str) -> Any:
+    for part in qualified_name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _is_iterator(hint: Any) -> bool:
+    if isinstance(hint, str):  # from __future__ import annotations
+        return hint.partition("[")[0].strip().rpartition(".")[2] == "Iterator"
+    return hint is Iterator or get_origin(hint) is Iterator
+
+
+@overload
+def compute(fn: Callable[P, T], /) -> ComputeFunction[P, T]: ...
+@overload
+def compute(
+    *,
+    timeout_s: float | None = None,
+    retries: int = 0,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    max_restarts: int = 0,
+    hang_timeout_s: float | None = None,
+    name: str | None = None,
+    timeout: float | None = None,
+) -> Callable[[Callable[P, T]], ComputeFunction[P, T]]: ...
+def compute(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make calls of a function lazy, so that an operator can send them to a pool.
+
+    Use it bare or with the options of `CallOptions`. It goes on top of the integrations and output decorators. The
+    function's signature and types stay; the original runs in place by `.local(...)`.
+
+    Raises:
+        UsageError: an option is unknown or out of its range, or what is decorated is not a function, or an `async def`.
+
+    Example:
+        >>> @compute(retries=2)
+        ... def add(a: int, b: int) -> int:
+        ...     return a + b
+        >>> add.local(1, 2)
+        3
+        >>> add(1, 2)
+        <add(1, 2), not run: send it with `>> pool`>
+    """
+    checked = CallOptions(**proper_options(options))
+
+    def decorate(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
+        if isinstance(function, ComputeFunction):
+            raise UsageError(f"compute: {function!r} is decorated already; use .with_options(...) to change it")
+        if isinstance(function, functools.partial) and isinstance(function.func, ComputeFunction):
+            inner = function.func
+            bound = functools.partial(inner.fn, *function.args, **function.keywords)
+            return ComputeFunction(bound, checked if options else inner.options)
+        if isinstance(function, Unrun):
+            raise UsageError(f"compute: {short(function)} is a call; give the function itself, without arguments")
+        if not callable(function):
+            raise UsageError(f"compute: {function!r} is not a function")
+        code = innermost(function)
+        if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+            raise UsageError(
+                f"compute: {name_of(function)} is an `async def`, whose value is a coroutine, and none can travel; "
+                "decorate a plain function that calls asyncio.run(...)"
+            )
+        return ComputeFunction(function, checked)
+
+    return decorate if fn is None else decorate(fn)
+
+
+def pending_of(
+    call: PendingCompute[Any] | Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> PendingCompute[Any]:
+    """The call that a method of a target was given: a pending one, or a function and its arguments.
+
+    Raises UsageError: it is neither.
+    """
+    if isinstance(call, PendingCompute):
+        if args or kwargs:
+            raise UsageError(f"{call!r}: its arguments are in it already; pass nothing besides it")
+        return call
+    if isinstance(call, PendingComputeGroup):
+        raise UsageError(f"{call!r}: several calls; use run_group() or submit_group(), or the operators >> and >")
+    if not callable(call):
+        raise UsageError(f"{short(call)} is neither a function nor a call of one; pass the function and its arguments")
+    return as_compute(call)(*args, **(kwargs or {}))
+
+
+def as_compute(function: Callable[..., Any]) -> ComputeFunction[..., Any]:
+    """The function itself if it is a @compute function, so with its options; otherwise decorated now."""
+    return function if isinstance(function, ComputeFunction) else compute(function)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PendingCompute(Unrun, Generic[T_co]):
+    """A call that has not been made: `>> pool` runs it on one node, `@ pool` on all, `> pool` gives a future."""
+
+    fn: ComputeFunction[..., T_co]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    options: CallOptions = field(default_factory=CallOptions)
+
+    @property
+    def name(self) -> str:
+        return self.options.name or self.fn.__name__
+
+    def with_options(self, **options: Any) -> PendingCompute[T_co]:
+        """A copy with other options; see `CallOptions`."""
+        return replace(self, options=replace(self.options, **proper_options(options)))
+
+    def with_timeout(self, timeout_s: float) -> PendingCompute[T_co]:
+        return self.with_options(timeout_s=timeout_s)
+
+    def __rshift__(self, target: Target) -> T_co:
+        try:
+            value: T_co = resolve_target(target).run(self)
+        except Exception as error:
+            drop_our_frames(error)
+            raise
+        return value
+
+    def __gt__(self, target: Target) -> StdFuture[T_co]:
+        return resolve_target(target).submit(self)
+
+    def __matmul__(self, target: Target) -> list[T_co]:
+        try:
+            return resolve_target(target).broadcast(self)
+        except Exception as error:
+            drop_our_frames(error)
+            raise
+
+    def __and__(self, other: PendingCompute[Any] | PendingComputeGroup) -> PendingComputeGroup:
+        return PendingComputeGroup((self,)) & other
+
+    __hash__ = Unrun.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PendingCompute):
+            return (self.fn, self.args, self.kwargs, self.options) == (
+                other.fn,
+                other.args,
+                other.kwargs,
+                other.options,
+            )
+        return self.refuse_equality(other)
+
+    @property
+    def as_written(self) -> str:
+        args = [short(a) for a in self.args] + [f"{k}={short(v)}" for k, v in self.kwargs.items()]
+        return f"{self.name}({', '.join(args)})"
+
+    def __repr__(self) -> str:
+        return f"<{self.as_written}, not run: send it with `>> pool`>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PendingComputeGroup(Unrun):
+    """Calls that run in parallel: `>>` gives their values in order, `>` a future of them.
+
+    With `stream`, `>>` gives an iterator of values as they come: in the order of the calls, or with `ordered=False`
+    in the order of completion.
+    """
+
+    items: tuple[PendingCompute[Any], ...]
+    stream: bool = False
+    ordered: bool = True
+
+    def __and__(self, other: PendingCompute[Any] | PendingComputeGroup) -> PendingComputeGroup:
+        if isinstance(other, PendingCompute):
+            return replace(self, items=(*self.items, other))
+        if isinstance(other, PendingComputeGroup):
+            return replace(self, items=self.items + other.items)
+        raise UsageError(f"&: {other!r} is not a pending call; `>>` binds tighter than `&`: write `(a & b) >> pool`")
+
+    def with_options(self, **options: Any) -> PendingComputeGroup:
+        return replace(self, items=tuple(p.with_options(**options) for p in self.items))
+
+    def with_timeout(self, timeout_s: float) -> PendingComputeGroup:
+        return self.with_options(timeout_s=timeout_s)
+
+    def __rshift__(self, target: Target) -> Any:
+        try:
+            return resolve_target(target).run_group(self)
+        except Exception as error:
+            drop_our_frames(error)
+            raise
+
+    def __gt__(self, target: Target) -> StdFuture[tuple[Any, ...]]:
+        return resolve_target(target).submit_group(self)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[PendingCompute[Any]]:
+        return iter(self.items)
+
+    @property
+    def as_written(self) -> str:
+        shown = [pending.as_written for pending in self.items[:3]]
+        return f"({' & '.join(shown)}{' & ...' if len(self) > 3 else ''})"
+
+    def __repr__(self) -> str:
+        return f"<{self.as_written}, {len(self)} calls that have not run: send them with `>> pool`>"
+
+
+def gather(*pendings: PendingCompute[Any], stream: bool = False, ordered: bool = True) -> PendingComputeGroup:
+    """A group of calls to run in parallel; the same as `a & b & c`.
+
+    Args:
+        stream: `>>` gives an iterator of values as they come, instead of a tuple.
+        ordered: with `stream`, in the order of the calls (the default) or of completion.
+    """
+    for pending in pendings:
+        if not isinstance(pending, PendingCompute):
+            raise UsageError(f"gather: {short(pending)} is not a pending call; {_for_gather(pending)}")
+    return PendingComputeGroup(pendings, stream=stream, ordered=ordered)
+
+
+def _for_gather(value: object) -> str:
+    """What to write where a group was to be made of something else."""
+    if isinstance(value, PendingComputeGroup):
+        return "it is several; join them with &"
+    if isinstance(value, StdFuture):
+        return "it was sent already; its value is .result()"
+    if isinstance(value, Iterable):
+        return "of several calls write sky.gather(*calls)"
+    return "call a @compute function to make one"

@@ -1,1 +1,0 @@
-"""Many agents as one engine, and the keeper that ends them when the client dies."""

@@ -1,0 +1,189 @@
+"""Events on their way to those who listen: iterators that any thread may read, and one function called in order."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from ..errors import UsageError
+from ..events import Emit, Event, EventsDropped
+
+__all__ = ["Announcer", "EventStream"]
+
+_log = logging.getLogger(__name__)
+
+_LIMIT = 10_000
+"""Events that wait for a reader; the oldest are dropped then."""
+_LAST_WORDS_S = 5.0
+"""How long closing a pool waits for a function given as `on_event=` to take what it was not told yet."""
+
+
+class EventStream(Iterator[Event]):
+    """The events of a pool from now on, as they come; it ends when the pool is closed.
+
+    Several threads may read one stream, and then share its events; each stream has all of them. At most `limit` events
+    wait in it: a slow reader loses the oldest, finds `EventsDropped(count=n)` in their place, and slows down nobody.
+    One that is dropped, or closed, is told nothing more.
+    """
+
+    def __init__(self, limit: int = _LIMIT) -> None:
+        self._limit = limit
+        self._events: deque[Event] = deque()
+        self._missed = 0
+        self._condition = threading.Condition()
+        self._is_closed = False
+        self.dropped = 0
+        """How many events this reader has lost so far."""
+
+    def __iter__(self) -> EventStream:
+        return self
+
+    def __next__(self) -> Event:
+        with self._condition:
+            while not self._events and not self._is_closed:
+                self._condition.wait()
+            return self._take()
+
+    def get(self, timeout_s: float | None = None) -> Event | None:
+        """The next event; None: there is none within `timeout_s` seconds, or the stream has ended."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._events or self._is_closed, timeout_s)
+            return self._take() if self._events else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more will come than what is in it."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Nothing more comes; what has come can still be read. Idempotent."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify_all()
+
+    def _take(self) -> Event:
+        if self._missed:
+            missed, self._missed = self._missed, 0
+            return EventsDropped(at=self._events[0].at, count=missed)
+        if not self._events:
+            raise StopIteration
+        return self._events.popleft()
+
+    def put(self, event: Event) -> None:
+        """For the announcer."""
+        with self._condition:
+            if self._is_closed:
+                return
+            if len(self._events) >= self._limit:
+                self._events.popleft()
+                self._missed += 1
+                self.dropped += 1
+            self._events.append(event)
+            self._condition.notify()
+
+
+class Announcer:
+    """Tells every listener of one pool. Thread-safe; telling takes microseconds, blocks on nobody and raises nothing.
+
+    Args:
+        on_event: called with each event, in order, by a thread of ours. What it raises is logged once, and harms
+            nothing.
+        on_heard: called with True when the first listener comes, and with False when the last one has gone: by any
+            thread, so it must do next to nothing then.
+    """
+
+    def __init__(
+        self,
+        on_event: Callable[[Event], object] | None = None,
+        on_heard: Callable[[bool], object] = lambda _: None,
+    ) -> None:
+        if on_event is not None and not callable(on_event):
+            raise UsageError(f"on_event: {on_event!r}; it is a function of one event, see skyward.events")
+        self._function = on_event
+        self._on_heard = on_heard
+        self._lock = threading.Lock()
+        self._streams: tuple[weakref.ref[EventStream], ...] = ()
+        self._own: tuple[Emit, ...] = ()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether any reader listens. What is told often is made only then."""
+        return bool(self._streams)
+
+    def emit(self, event: Event) -> None:
+        """An `Emit`."""
+        for own in self._own:
+            own(event)
+        for reference in self._streams:
+            stream = reference()
+            if stream is None or stream.is_closed:
+                self._drop_gone()
+            else:
+                stream.put(event)
+
+    def attach(self, emit: Emit) -> None:
+        """Tell this too, until the pool is closed. For parts of ours that are quick, and do without single calls."""
+        with self._lock:
+            self._own = (*self._own, emit)
+
+    def listen(self, limit: int = _LIMIT) -> EventStream:
+        """Another reader, from now on."""
+        stream = EventStream(limit)
+        with self._lock:
+            was_heard = self.is_heard
+            self._streams = (*self._streams, weakref.ref(stream))
+        if not was_heard:
+            self._on_heard(True)
+        return stream
+
+    def _drop_gone(self) -> None:
+        """Readers that went away without a word."""
+        with self._lock:
+            was_heard = self.is_heard
+            streams = [reference() for reference in self._streams]
+            self._streams = tuple(weakref.ref(s) for s in streams if s is not None and not s.is_closed)
+            has_ended = was_heard and not self.is_heard
+        if has_ended:
+            self._on_heard(False)
+
+    def open(self) -> None:
+        """The pool starts: begin to call `on_event`."""
+        if self._function is not None and self._thread is None:
+            stream = self.listen()
+            self._thread = threading.Thread(
+                target=_call_with_each, args=(self._function, stream), name="skyward-on-event", daemon=True
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        """The pool is closed: every stream ends, and `on_event` is told what it was not told yet. Idempotent."""
+        with self._lock:
+            streams, self._streams, self._own = self._streams, (), ()
+            thread, self._thread = self._thread, None
+        for reference in streams:
+            stream = reference()
+            if stream is not None:
+                stream.close()
+        if streams:
+            self._on_heard(False)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_LAST_WORDS_S)
+
+
+def _call_with_each(function: Callable[[Event], object], stream: EventStream) -> None:
+    has_raised = False
+    for event in stream:
+        try:
+            function(event)
+        except BaseException:  # SystemExit too: what follows is told all the same
+            if not has_raised:
+                has_raised = True
+                _log.exception(
+                    "the function given as on_event= raised on a %s; it is called all the same with what follows, and "
+                    "further errors are not shown:",
+                    type(event).__name__,
+                )

@@ -1,0 +1,148 @@
+"""Check the arguments of a call against the signature before anything is sent or made."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+from ..errors import UsageError, WrongArguments
+from .spellings import advice, foreign, suggestion
+
+__all__ = ["check_arguments", "checked_options", "innermost", "name_of"]
+
+C = TypeVar("C")
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of any callable: of a partial, that of its function; of a callable object, that of its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__
+
+
+def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that runs in the end: below decorators and partials; of a callable object, its `__call__`."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    if isinstance(function, type) or inspect.isroutine(function):
+        return function
+    method: Callable[..., Any] = getattr(type(function), "__call__", function)  # noqa: B004  # the method, not a test
+    return method
+
+
+def check_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise WrongArguments where Python would raise TypeError, before it runs.
+
+    Only functions and methods written in Python are checked. Of other callables, and of functions that carry a
+    signature of their own choice, `inspect` may say something else than what they take.
+    """
+    function = _below_ours(function)
+    if not isinstance(function, types.FunctionType | types.MethodType) or hasattr(function, "__signature__"):
+        return
+    signature = inspect.signature(function, follow_wrapped=False)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = name_of(function)
+        takes = f"{name}({', '.join(_without_annotation(p) for p in signature.parameters.values())})"
+        hint = _hint(kwargs, signature.parameters)
+        raise WrongArguments(f"{name}(): {error}; the function is {takes}{hint}") from None
+
+
+def _below_ours(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Below our own decorators, which pass all arguments on. What a user's decorator passes on is not known."""
+    while isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
+        if not str(function.__globals__.get("__name__")).startswith("skyward."):
+            break
+        function = function.__wrapped__
+    return function
+
+
+def _without_annotation(parameter: inspect.Parameter) -> str:
+    bare = parameter.replace(annotation=inspect.Parameter.empty)
+    is_long = bare.default is not inspect.Parameter.empty and len(repr(bare.default)) > 20
+    return f"{bare.name}=..." if is_long else str(bare)
+
+
+def _hint(kwargs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> str:
+    unknown = next((name for name in kwargs if name not in parameters), None)
+    near = None if unknown is None else suggestion(unknown, parameters)
+    return "" if near is None else f"; did you mean {near}=?"
+
+
+@overload
+def checked_options(thing: C, /) -> C: ...
+@overload
+def checked_options(*, aliases: Mapping[str, str], check: Callable[[Mapping[str, Any]], None]) -> Callable[[C], C]: ...
+def checked_options(
+    thing: Any = None,
+    /,
+    *,
+    aliases: Mapping[str, str] | None = None,
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Any:
+    """Make a class or function of ours refuse unknown options by a UsageError that names what was meant.
+
+    Args:
+        aliases: other names of options. Where they are given, a `**aliases` of the function is for type checkers only.
+        check: is called with all arguments by name, those that were left out by their defaults, before the function.
+    """
+    if thing is None:
+        return functools.partial(_checked, aliases=aliases or {}, check=check)
+    return _checked(thing, aliases={}, check=None)
+
+
+def _checked(thing: Any, *, aliases: Mapping[str, str], check: Callable[[Mapping[str, Any]], None] | None) -> Any:
+    function: Any = thing.__init__ if isinstance(thing, type) else thing  # type: ignore[misc]
+    place = getattr(thing, "__name__", "")
+    signature = inspect.signature(function)
+    if aliases:
+        signature = signature.replace(
+            parameters=[p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        )
+    takes_more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    options = [p.name for p in signature.parameters.values() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    options = [name for name in options if name != "self"]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs = _with_proper_names(kwargs, aliases)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            unknown = None if takes_more else next((name for name in kwargs if name not in options), None)
+            raise _wrong_option(place, error, unknown, options) from None
+        if check is not None:
+            bound.apply_defaults()
+            check(bound.arguments)
+        return function(*args, **kwargs)
+
+    if not isinstance(thing, type):
+        return call
+    thing.__init__ = call  # type: ignore[misc]
+    return thing
+
+
+def _with_proper_names(kwargs: dict[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Rename arguments that came by an alias. Raises UsageError if one came by two names."""
+    for name in aliases.keys() & kwargs.keys():
+        if aliases[name] in kwargs:
+            raise UsageError(f"{name}: given twice ({aliases[name]} is the same option)", field=name)
+    return {aliases.get(name, name): value for name, value in kwargs.items()}
+
+
+def _wrong_option(place: str, error: TypeError, unknown: str | None, options: list[str]) -> WrongArguments:
+    if unknown is not None:
+        text = f"{unknown}: not an option of {place}; {advice(place, unknown, options)}"
+        return WrongArguments(text, field=unknown)
+    if "missing" in str(error):
+        name = str(error).split("'")[1]
+        hint = foreign(place, name) or f"write {place}({name}=...)"
+        return WrongArguments(f"{name}: {place} needs it; {hint}", field=name)
+    hint = foreign(place, "*") or f"give options by name: {', '.join(f'{name}=' for name in options)}"
+    return WrongArguments(f"{place}: {error}; {hint}")

@@ -1,0 +1,57 @@
+"""Direct lines: sockets from the client to the first slot of each node, on which short calls pass the agent by.
+
+The agent hands such a socket over when the slot starts. It learns of a call on a line only when it must (HOLD).
+"""
+
+from __future__ import annotations
+
+import socket
+
+from ..wire.channel import Channel, ChannelClosed
+from ..wire.frames import Frame
+from .ledger import Books
+from .link import Line, NodeLink, Readable
+from .tasks import Task
+
+__all__ = ["DirectLines"]
+
+
+class DirectLines:
+    """Open, use and drop the direct lines of all nodes. The books are open in every call except `gone`."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def send(self, link: NodeLink, task: Task) -> bool:
+        """Send a task on the line of a node. False: the node has no line, or the task does not fit it."""
+        try:
+            return link.send_on_line(task)
+        except ChannelClosed:
+            self.drop(link)
+            return False
+
+    def on_line(self, node: int, frame: Frame) -> None:
+        """Take the line that a node offers in the place of the one before."""
+        link = self._books.links[node]
+        self.drop(link)
+        if frame.fd < 0:  # it could not be received: this process may open no more files
+            return
+        link.line = Line(node, Channel(socket.socket(fileno=frame.fd)), frame.ident)
+
+    def gone(self, line: Readable) -> None:
+        """Drop a line whose slot has died. The agent is told of the call on it, and reports what became of it."""
+        with self._books:
+            link = self._books.links.get(line.node)
+            if link is not None and link.line is line:
+                self.drop(link)
+
+    def drop(self, link: NodeLink) -> None:
+        """Close the line of a node, if it has one."""
+        line, link.line = link.line, None
+        if line is None:
+            return
+        line.is_led = False
+        self._books.watcher.remove(line)
+        line.channel.close()
+        link.hold()
+        self._books.dirty.add(link)

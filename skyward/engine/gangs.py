@@ -1,0 +1,307 @@
+"""Gangs: started when their nodes have room, stopped as one, started again, and judged when they hang.
+
+Everything here is called while the books are open.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+from ..calls.futures import Undecoded
+from ..errors import InternalError, NodeLost, RendezvousFailed
+from ..schedule.actions import Action, FailGang, StartGang
+from ..wire.frames import Frame, Kind
+from ..wire.tasks import RankOrder
+from .devices import sharing_of_gangs
+from .gang import Gang, RankTask, make_ranks
+from .hangs import REPORT_AFTER_S, Hang, Late, RankStack, read_stack
+from .ledger import Books
+from .log_router import LogRouter
+from .nodes import Nodes
+from .task_sender import Sending
+
+__all__ = ["Gangs"]
+
+_GRACE_S = 1.0
+_STACKS_LIMIT_S = 4.0
+"""Seconds to wait for the stack of a rank before the gang is judged without it."""
+_SETTLE_S = 0.2
+"""Seconds between the first failure of a rank and the stop of the others: one of those may fail with the cause."""
+
+
+class Gangs:
+    """Start, stop and judge the gangs that are in the books.
+
+    Args:
+        grace_s: seconds that a cancelled rank has to end by itself before it is killed.
+    """
+
+    def __init__(self, books: Books, sending: Sending, nodes: Nodes, logs: LogRouter, *, grace_s: float) -> None:
+        self._books = books
+        self._sending = sending
+        self._nodes = nodes
+        self._logs = logs
+        self._grace_s = grace_s
+        sending.handlers |= {StartGang: self._start, FailGang: self._fail}
+        self._told_to_share: set[frozenset[str]] = set()
+
+    def submit(self, gang: Gang) -> None:
+        self._books.gangs[gang.id] = gang
+        self._sending.perform(self._submit(gang))
+
+    def _submit(self, gang: Gang) -> list[Action]:
+        return self._books.scheduler.submit_gang(
+            gang.id, nodes=gang.nodes, one_of=gang.one_of, places=gang.ranks_per_node, parent=gang.parent
+        )
+
+    def drop(self, gang: Gang) -> None:
+        """Remove a gang that never started, and that the scheduler has forgotten; the caller tells its future."""
+        self._books.gangs.pop(gang.id, None)
+        if not self._books.tasks and not self._books.gangs:
+            self._books.idle.notify_all()
+
+    def cancel(self, gang_id: int) -> None:
+        gang = self._books.gangs.get(gang_id)
+        if gang is None or gang.is_cancelled:
+            return
+        gang.is_cancelled = True
+        self._books.idle.notify_all()
+        if gang.open:
+            self._stop_ranks(gang, self._grace_s)
+        elif not gang.placed:
+            self._end(gang)
+
+    # Starting -------------------------------------------------------------------------------------------------------
+
+    def _start(self, action: StartGang) -> None:
+        """Ask the first node for a rendezvous port: the nodes have room for the gang."""
+        gang = self._books.gangs[action.gang]
+        gang.placed = action.nodes
+        if gang.is_cancelled:
+            self._end(gang)
+            return
+        self._books.tell(action.nodes[0], Kind.RESERVE_PORT, gang.id)
+
+    def on_port(self, frame: Frame) -> None:
+        """Start the ranks of a gang at the port that its first node has picked, or fail the gang."""
+        gang = self._books.gangs.get(frame.ident)
+        if gang is None:
+            return
+        gang.port = frame.lane
+        if gang.is_cancelled or any(node not in self._books.links for node in gang.placed):
+            gang.failures += [(0.0, 0, NodeLost("a node was lost while the gang started", started=False))]
+            self._end(gang)
+            return
+        if not gang.port:
+            why = frame.body.decode(errors="replace")
+            error = RendezvousFailed(f"{gang.name!r} cannot meet on node {gang.placed[0]}: {why}", task=gang.name)
+            gang.failures += [(0.0, 0, error)]
+            self._end(gang)
+            return
+        peers = {node: self._books.machines[node].peer for node in gang.placed}
+        devices = {node: self._nodes.devices(node) for node in gang.placed}
+        interfaces = {node: self._books.machines[node].interface for node in gang.placed}
+        for rank in make_ranks(gang, peers, devices, interfaces):
+            delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
+            task = RankTask(
+                id=next(self._books.numbers),
+                name=gang.name,
+                head=gang.head,
+                function=gang.function,
+                payload=gang.payload,
+                options=gang.options,
+                rank=rank.rank,
+                gang=gang,
+                node=rank.node,
+                delivers=delivers,
+                ended=self._rank_ended,
+                restart_count=rank.restart_count,
+            )
+            gang.tasks[rank.rank] = task
+            gang.open.add(task.id)
+            self._books.tasks[task.id] = task
+            order = RankOrder(
+                rank=rank,
+                launch=gang.launch_bytes,
+                preload=gang.launch.preload,
+                tell_stopped_after_s=gang.options.hang_timeout_s or REPORT_AFTER_S,
+            )
+            self._books.tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
+            self._sending.send(task, rank.node)
+            if gang.options.timeout_s is not None:
+                self._books.at(gang.options.timeout_s, self._time_out, task.id, 0)
+        self._tell_of_sharing(gang)
+        gang.future.set_running()
+
+    def _tell_of_sharing(self, gang: Gang) -> None:
+        """Log that a running gang shares devices with this one, once for each pair of functions."""
+        own = self._devices_of(gang)
+        for other in self._books.gangs.values():
+            names = frozenset((gang.name, other.name))
+            shared = own & self._devices_of(other) if other is not gang and other.open else frozenset()
+            if shared and names not in self._told_to_share:
+                self._told_to_share.add(names)
+                nodes = [node for node in gang.placed if shared.intersection(self._nodes.devices(node))]
+                text = sharing_of_gangs(gang.name, other.name, nodes, len(shared))
+                self._logs.say(gang.tasks[0], gang.placed[0], text)
+
+    def _devices_of(self, gang: Gang) -> frozenset[str]:
+        return frozenset(device for node in gang.placed for device in self._nodes.devices(node))
+
+    # Ending ---------------------------------------------------------------------------------------------------------
+
+    def _rank_ended(self, task: RankTask) -> None:
+        with self._books:
+            gang = task.gang
+            if task.id not in gang.open:
+                return  # of an earlier start, or it was told already
+            gang.open.discard(task.id)
+            if not gang.open:
+                self._end(gang)
+            elif gang.failures and not gang.is_stopping:
+                gang.is_stopping = True
+                self._books.at(_SETTLE_S, self._stop_failed, gang.id, task.id)
+
+    def _stop_failed(self, gang_id: int, failed: int) -> None:
+        gang = self._of_start(gang_id, failed)
+        if gang is not None:
+            self._stop_ranks(gang, _GRACE_S)
+
+    def _of_start(self, gang_id: int, task_id: int) -> Gang | None:
+        """Return the gang if the task is a rank of its current start."""
+        gang = self._books.gangs.get(gang_id)
+        return gang if gang is not None and any(task.id == task_id for task in gang.tasks.values()) else None
+
+    def _stop_ranks(self, gang: Gang, grace_s: float) -> None:
+        gang.is_stopping = True
+        for task in gang.tasks.values():
+            if task.id in gang.open and not task.is_cancelled:
+                task.is_cancelled = True
+                self._books.tell(task.node, Kind.CANCEL, task.id, lane=int(grace_s * 10))
+
+    def _end(self, gang: Gang) -> None:
+        if gang.port:
+            self._books.tell(gang.placed[0], Kind.RELEASE_PORT, lane=gang.port)
+        if gang.id not in self._books.gangs:
+            return
+        del self._books.gangs[gang.id]
+        actions = self._books.scheduler.gang_finished(gang.id)
+        if gang.failures and not gang.is_cancelled and gang.spend_restart():
+            rank = gang.tasks.get(gang.cause()[0])
+            gang.reset()
+            if rank is not None:
+                self._logs.say(rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}")
+            self._books.gangs[gang.id] = gang
+            actions += self._submit(gang)
+        else:
+            self._books.after.append(lambda: _settle(gang))
+        self._sending.perform(actions)
+        if not self._books.tasks and not self._books.gangs:
+            self._books.idle.notify_all()
+
+    def _fail(self, action: FailGang) -> None:
+        """Fail a gang that can never start: nodes that it needs are gone for good."""
+        gang = self._books.gangs.get(action.gang)
+        if gang is not None:
+            gang.is_final = True
+            self._lose(gang, action.node)
+
+    def node_lost(self, node: int) -> None:
+        for gang in list(self._books.gangs.values()):
+            if gang.placed[:1] == (node,) and not gang.port:  # the port it waits for will not come
+                self._lose(gang, node)
+
+    def _lose(self, gang: Gang, node: int | None) -> None:
+        error = NodeLost(f"node {node} was lost before {gang.name!r} began", node=node, started=False)
+        gang.failures.append((0.0, 0, error))
+        self._end(gang)
+
+    # Hangs ----------------------------------------------------------------------------------------------------------
+
+    def on_stack(self, task: RankTask, frame: Frame) -> None:
+        """Take the stack of a rank, which the client asked for or which came because the rank has stopped."""
+        self._books.after.append(lambda: self._read_stack(task, frame))
+
+    def _read_stack(self, task: RankTask, frame: Frame) -> None:
+        assert task.rank is not None
+        said = json.loads(frame.body)
+        stack = read_stack(task.rank, task.node, said["stack"], said["state"])
+        stack.text()  # reads the files of the user's that it names: later, under the lock, they are known
+        with self._books:
+            if task.id in task.gang.open and not task.gang.is_stopping:
+                self._on_stack(task, stack, said.get("stopped_s"))
+
+    def _on_stack(self, task: RankTask, stack: RankStack, stopped_s: float | None) -> None:
+        """`stopped_s`: for how long the rank has stood still; None: the client asked for its stack."""
+        gang = task.gang
+        if stopped_s is None:
+            for asking, judge in ((gang.hang, self._judge_hang), (gang.late, self._judge_late)):
+                if asking is not None:
+                    asking.add(stack)
+                    if not asking.asked:
+                        judge(gang.id, task.id)
+        elif gang.hang is None and stack.waits_in:
+            asked = self._ask(gang, will_end=gang.options.hang_timeout_s is not None)
+            ended = tuple(sorted(gang.tasks.keys() - asked))
+            gang.hang = Hang(first=stack, waited_s=stopped_s, asked=asked, ended=ended)
+            self._books.at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
+
+    def _ask(self, gang: Gang, *, will_end: bool) -> set[int]:
+        """Ask the ranks that have not ended for their stacks, and return their numbers."""
+        asked = set()
+        for rank, task in gang.tasks.items():
+            if task.id in gang.open:
+                # To write the stacks of all threads may hurt a process that is well: only those that end next do.
+                self._books.tell(task.node, Kind.TAKE_STACK, task.id, lane=int(will_end))
+                asked.add(rank)
+        return asked
+
+    def _time_out(self, task_id: int, _: int) -> None:
+        """Ask all ranks for their stacks: the time limit of one is that of the gang."""
+        task = self._books.tasks.get(task_id)
+        if not isinstance(task, RankTask) or task.is_cancelled:
+            return
+        gang = task.gang
+        if gang.late is None and not gang.is_stopping and task.rank is not None:
+            gang.late = Late(rank=task.rank, asked=self._ask(gang, will_end=True))
+            self._books.at(_STACKS_LIMIT_S, self._judge_late, gang.id, task.id)
+
+    def _judge_late(self, gang_id: int, task_id: int) -> None:
+        gang = self._of_start(gang_id, task_id)
+        if gang is None or gang.late is None or gang.is_stopping:
+            return
+        error = gang.late.error(gang.name, gang.options.timeout_s or 0.0)
+        gang.failures.append((0.0, gang.late.rank, error))
+        self._stop_ranks(gang, self._grace_s)
+
+    def _judge_hang(self, gang_id: int, task_id: int) -> None:
+        """Decide whether the gang hangs, now that all stacks are here or the time for them is over."""
+        gang = self._of_start(gang_id, task_id)
+        if gang is None or gang.hang is None or gang.is_stopping or gang.hang.is_judged:
+            return
+        if gang.tasks[gang.hang.first.rank].id not in gang.open or not gang.hang.is_real():
+            gang.hang = None
+            return
+        gang.hang.is_judged = True
+        error = gang.hang.error(gang.name)
+        rank = min(error.ranks, default=gang.hang.first.rank)
+        if gang.options.hang_timeout_s is None:
+            said = [str(error), *error.__notes__, "It goes on waiting; hang_timeout_s= would stop it."]
+            self._logs.say(gang.tasks[rank], gang.tasks[rank].node, "\n".join(said))
+            return
+        gang.failures.append((0.0, rank, error))
+        self._stop_ranks(gang, _GRACE_S)
+
+
+def _settle(gang: Gang) -> None:
+    gang.future.shown = gang.wait_shown
+    if gang.failures:
+        # Unpickled by the caller, as values are: it may import modules of the user's.
+        gang.future.settle_error(Undecoded(gang.raise_error))
+    elif gang.is_cancelled:
+        gang.future.settle_error(InternalError("a cancelled gang was asked for its value"))
+    elif not gang.is_complete:
+        gang.future.settle_error(InternalError(f"{gang.name!r} ended without the values of all its nodes"))
+    else:
+        gang.future.settle(Undecoded(gang.value))

@@ -1,0 +1,246 @@
+"""The nodes that a keeper watches: on this machine by their socket, elsewhere by the command that reaches them.
+
+Nothing here waits: what one node does, or does not do, delays the lease of no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..errors import Unreachable
+from ..wire.frames import PROTOCOL_VERSION, Kind, pack
+
+if TYPE_CHECKING:
+    from .dialler import CommandEnds
+
+__all__ = ["LocalNode", "Node", "RemoteNode", "node_of"]
+
+_RENEW_S = 15.0
+"""Seconds between two signs of life at most; shorter leases need more."""
+_DEAD_S = 8.0
+_DIAL_S = 30.0
+"""Seconds for a command to reach its node."""
+_BACKOFF_S = 0.25, 5.0
+
+
+class Node(Protocol):
+    """What the keeper does with a node. Times are monotonic."""
+
+    def fileno(self) -> int:
+        """What to wait for; -1: nothing."""
+        ...
+
+    def read(self, now: float) -> None:
+        """It can be read."""
+        ...
+
+    def tick(self, now: float) -> float:
+        """Renew the lease if it is time. When to call it again."""
+        ...
+
+    def end(self) -> None:
+        """Tell it to end."""
+        ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def kill(self) -> None:
+        """It had its time to end; leave nothing of it that can be reached from here."""
+        ...
+
+    def close(self) -> None:
+        """Let it go."""
+        ...
+
+
+def node_of(order: dict[str, Any]) -> Node:
+    """Raises OSError: it has ended already."""
+    if order["channel"]:
+        return RemoteNode(order["channel"], order["lease_s"])
+    return LocalNode(order["socket"], order["folder"], order["pid"], order["lease_s"])
+
+
+def _hello() -> bytes:
+    hello = {"version": PROTOCOL_VERSION, "role": "keeper", "pool": "", "pid": os.getpid()}
+    return pack(Kind.HELLO, body=json.dumps(hello).encode())
+
+
+class LocalNode:
+    """A node of this machine. One that does not answer is left to its own watchdog."""
+
+    def __init__(self, socket_path: str, folder: str, pid: int, lease_s: float) -> None:
+        self._socket_path = socket_path
+        self._folder = folder
+        self._interval_s = lease_s / 4
+        self._sock: socket.socket | None = None
+        self._renewed = 0.0
+        self._pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else os.open("/dev/null", os.O_RDONLY)
+
+    def fileno(self) -> int:
+        return -1
+
+    def read(self, now: float) -> None:
+        """It says nothing that matters here."""
+
+    def tick(self, now: float) -> float:
+        if now >= self._renewed + self._interval_s:
+            self._renewed = now
+            self._send(Kind.LEASE)
+        return self._renewed + self._interval_s
+
+    def _send(self, kind: Kind) -> None:
+        with contextlib.suppress(OSError):
+            self._connected().send(pack(kind), socket.MSG_DONTWAIT)
+
+    def _connected(self) -> socket.socket:
+        if self._sock is None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.setblocking(False)
+                sock.connect(self._socket_path)
+                sock.send(_hello())
+            except OSError:
+                sock.close()
+                raise
+            self._sock = sock
+        return self._sock
+
+    def end(self) -> None:
+        self._send(Kind.SHUTDOWN)
+
+    @property
+    def has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def kill(self) -> None:
+        if hasattr(signal, "pidfd_send_signal"):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+        os.close(self._pidfd)
+
+
+class RemoteNode:
+    """A node behind a command. A link that is silent though it was asked is killed and made anew."""
+
+    def __init__(self, argv: Sequence[str], lease_s: float) -> None:
+        self._argv = tuple(argv)
+        self._interval_s = min(lease_s / 4, _RENEW_S)
+        self._dead_s = min(lease_s / 3, _DEAD_S)
+        self._ends: CommandEnds | None = None
+        self._failures = 0
+        self._next_at = 0.0
+        self._asked_at: float | None = None
+        """Since when the link owes an answer."""
+        self._has_spoken = False
+        self._is_ending = False
+        self.has_ended = False
+
+    def fileno(self) -> int:
+        return -1 if self._ends is None else self._ends.read_fd
+
+    def read(self, now: float) -> None:
+        if self._ends is None:
+            return
+        try:
+            data = os.read(self._ends.read_fd, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._asked_at = None
+            self._has_spoken = True
+            self._failures = 0
+        else:
+            # Its answer to SHUTDOWN is the end of the stream; but a link that never reached it ends like that too.
+            self.has_ended = self._is_ending and self._has_spoken
+            self._drop(now)
+
+    def tick(self, now: float) -> float:
+        if self._ends is not None and self._asked_at is not None:
+            dead_at = self._asked_at + (self._dead_s if self._has_spoken else _DIAL_S)
+            if now >= dead_at:
+                self._drop(now)
+        if now >= self._next_at:
+            if self._ends is None:
+                self._dial(now)
+            else:
+                self._send(pack(Kind.LEASE), now)
+        if self._asked_at is None:
+            return self._next_at
+        return min(self._next_at, self._asked_at + (self._dead_s if self._has_spoken else _DIAL_S))
+
+    def forgive(self, now: float) -> None:
+        """This process did not run, so silence proves nothing."""
+        if self._asked_at is not None:
+            self._asked_at = now
+
+    def _dial(self, now: float) -> None:
+        from .dialler import CommandEnds  # a keeper of local nodes starts faster without
+
+        try:
+            self._ends = CommandEnds(self._argv)
+        except (Unreachable, OSError):
+            self._back_off(now)
+            return
+        self._has_spoken = False
+        self._send(_hello() + pack(Kind.SHUTDOWN if self._is_ending else Kind.LEASE), now)
+
+    def _send(self, frames: bytes, now: float) -> None:
+        """And ask for an answer. The socket has room for all that a node which answers is ever sent."""
+        assert self._ends is not None
+        self._next_at = now + self._interval_s
+        if self._asked_at is None:
+            self._asked_at = now
+        frames += pack(Kind.PING)
+        try:
+            if os.write(self._ends.write_fd, frames) < len(frames):
+                self._drop(now)
+        except OSError:
+            self._drop(now)
+
+    def _drop(self, now: float) -> None:
+        ends, self._ends = self._ends, None
+        self._asked_at = None
+        if ends is not None:
+            ends.close()
+        self._back_off(now)
+
+    def _back_off(self, now: float) -> None:
+        first_s, most_s = _BACKOFF_S
+        self._next_at = now + min(most_s, first_s * 2 ** min(self._failures, 10))
+        self._failures += 1
+
+    def end(self) -> None:
+        self._is_ending = True
+        now = time.monotonic()
+        if self._ends is None:
+            self._dial(now)
+        else:
+            self._send(pack(Kind.SHUTDOWN), now)
+
+    def kill(self) -> None:
+        """Its lease ends what could not be told."""
+        self.close()
+
+    def close(self) -> None:
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            ends.close()

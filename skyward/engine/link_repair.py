@@ -1,0 +1,251 @@
+"""Links that break and nodes that are lost: a link is dialled again, another machine takes the place of a node."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ..errors import InternalError, NodeError, SkywardError, Unreachable
+from ..values.machine import PREEMPTED, Gone, Machine, Machines
+from ..wire.ends import Ends
+from .dialler import LINK_TIMES, Forgotten
+from .direct_lines import DirectLines
+from .gang import RankTask
+from .ledger import Books
+from .link import NodeLink
+from .nodes import Nodes
+from .task_events import TaskTeller
+from .task_sender import Sending
+from .tasks import Task, loss_error
+from .threads import in_words, start_thread
+
+__all__ = ["Faults"]
+
+_log = logging.getLogger(__name__)
+
+_REPLACEMENT_TRIES = 3
+"""Attempts to replace a lost node by a machine that can be reached."""
+_LOOK_S = 0.2
+
+
+class Faults:
+    """Repair links that break, and replace nodes that are lost or are about to be.
+
+    Args:
+        on_lost: called with the number of each node that is lost, behind its tasks, while the books are open.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        lines: DirectLines,
+        sending: Sending,
+        nodes: Nodes,
+        teller: TaskTeller,
+        *,
+        on_lost: Sequence[Callable[[int], object]],
+    ) -> None:
+        self._books = books
+        self._lines = lines
+        self._sending = sending
+        self._nodes = nodes
+        self._teller = teller
+        self._on_lost = on_lost
+        self.source: Machines | None = None
+        """Source of replacements for lost machines; None: there are none."""
+
+    # Lost links -----------------------------------------------------------------------------------------------------
+
+    def link_gone(self, link: NodeLink, why: str) -> None:
+        """Handle the end of a link: a local node is lost with it, a remote link is dialled again."""
+        if link.dialler is None:
+            self._node_gone(link, Gone(reason=why))
+            return
+        with self._books:
+            if not self._books.is_open or not link.channel.is_attached:
+                return
+            self._nodes.unwatch(link)
+            ends = link.channel.release()
+            self._teller.link_lost(link.node, why)
+            self._sending.perform(self._books.scheduler.node_paused(link.node))
+        start_thread(
+            lambda: self._reconnect(link, ends),
+            name="skyward-reconnect",
+            failed=lambda error: self._node_gone(
+                link, Gone(reason=f"no other link to it could be made: {in_words(error)}")
+            ),
+        )
+
+    def _reconnect(self, link: NodeLink, ends: Ends | None) -> None:
+        """Dial the agent again, in a separate thread, until its lease must have expired; then the node is lost."""
+        assert link.dialler is not None
+        if ends is not None:
+            ends.close()
+        deadline = link.channel.heard_at + self._books.machines[link.node].lease_s + LINK_TIMES.margin_s
+        try:
+            made, facts = link.dialler.dial_until(deadline, LINK_TIMES, lambda: self._why_gone(link.node))
+        except Forgotten as error:
+            self._node_gone(link, error.gone or Gone(reason=str(error)))
+            return
+        except (NodeError, InternalError) as error:
+            self._node_gone(link, Gone(reason=str(error)))
+            return
+        with self._books:
+            if not self._books.is_open or self._books.links.get(link.node) is not link:
+                self._books.after.append(made.close)
+                return
+            link.dialler.channel.attach(made, facts["received"])
+            link.follow()
+            link.may_widen = bool(facts.get("can_stripe"))
+            self._nodes.watch(link)
+            self._teller.link_restored(link.node)
+            self._sending.perform(self._books.scheduler.node_resumed(link.node))
+        self._books.watcher.wake()
+
+    def _why_gone(self, node: int) -> Gone | None:
+        try:
+            return None if self.source is None else self.source.why_gone(node)
+        except SkywardError:  # the provider does not answer: its machine may well
+            return None
+
+    # Lost nodes -----------------------------------------------------------------------------------------------------
+
+    def _node_gone(self, link: NodeLink, gone: Gone) -> None:
+        with self._books:  # closed under the lock: another thread may be about to write to it
+            self._lines.drop(link)
+            self._nodes.unwatch(link)
+            if link.dialler is None:
+                link.close()
+            else:
+                self._books.after.append(link.close)
+            if not self._books.is_open:
+                return
+            node = link.node
+            if self._books.links.get(node) is link:
+                del self._books.links[node]
+            self._books.taken_back.discard(node)
+            if gone.is_preempted:
+                self._books.taken_back.add(node)
+            will_return = self.source is not None
+            self._teller.node_lost(node, will_return=will_return, reason=gone.reason)
+            for task in list(self._books.tasks.values()):
+                self._lose(task, node)
+            self._sending.perform(self._books.scheduler.node_lost(node, will_return=will_return))
+            for is_told in self._on_lost:
+                is_told(node)
+        if will_return:
+            start_thread(
+                lambda: self._replace(node),
+                name="skyward-replace",
+                failed=lambda error: self._not_replaced(node, error),
+            )
+
+    def on_notice(self, node: int, notice: bytes) -> None:
+        """Send nothing new to a node whose machine will be taken, and look for another machine."""
+        self._teller.preemption_notice(node, notice)
+        self._sending.perform(self._books.scheduler.node_leaving(node))
+        link = self._books.links.get(node)
+        if self.source is not None and link is not None:
+            start_thread(
+                lambda: self._relieve(link),
+                name="skyward-relieve",
+                failed=lambda error: _log.error(
+                    "node %d: it is not replaced ahead of its end: %s", link.node, in_words(error)
+                ),
+            )
+
+    def _relieve(self, link: NodeLink) -> None:
+        """Give a node up, in a separate thread, once another machine is ready and nothing runs on this one."""
+        assert self.source is not None
+        try:
+            is_ready = self.source.prepare_replacement(link.node)
+        except Exception as error:  # then it is replaced once it is gone
+            _log.warning("node %d: no other machine yet: %s", link.node, in_words(error))
+            return
+        while is_ready:
+            with self._books.lock:
+                if not self._books.is_open or self._books.links.get(link.node) is not link:
+                    return  # it is gone already
+                if self._books.scheduler.is_idle(link.node):
+                    break
+            time.sleep(_LOOK_S)
+        if is_ready:
+            self._node_gone(link, PREEMPTED)
+
+    def _lose(self, task: Task, node: int) -> None:
+        """Fail the tasks of a lost node that cannot be retried, before the scheduler decides about the others."""
+        if isinstance(task, RankTask):
+            if task.node == node:
+                self._sending.forget(task)
+                loss = self._books.node_loss(node, started=True)
+                self._books.after.append(lambda: task.on_lost(loss))
+            return
+        if self._books.scheduler.node_of(task.id) != node:
+            return
+        loss = self._books.node_loss(node, started=None)
+        if task.is_cancelled or task.handles_loss or not task.may_move:
+            self._sending.forget(task)
+            self._books.scheduler.drop(task.id)
+            if task.handles_loss:
+                self._books.after.append(lambda: task.on_lost(loss))
+            elif not task.is_cancelled:
+                error = loss_error(loss, task.name)
+                self._books.after.append(lambda: task.on_failed(error))
+        else:
+            self._books.losses[task.id] = loss
+
+    def _replace(self, node: int) -> None:
+        """Get another machine, in a separate thread, or give up on the node."""
+        assert self.source is not None
+        machine: Machine | None = None
+        link: NodeLink | None = None
+        try:
+            for tries_left in range(_REPLACEMENT_TRIES - 1, -1, -1):
+                machine = self.source.replace(node)
+                if machine is None or not self._books.is_open:
+                    break
+                try:
+                    link = self._nodes.opener.open(machine)
+                    break
+                except Unreachable:
+                    if not tries_left:
+                        raise
+        except Exception as error:  # the node's calls are told NodeLost; why there is no other node is told here
+            self._give_up(node, error)
+        with self._books:
+            if not self._books.is_open:
+                if link is not None:
+                    self._books.after.append(link.close)
+                return
+            if machine is None or link is None:
+                self._teller.node_lost(node, will_return=False)
+                self._sending.perform(self._books.scheduler.node_lost(node, will_return=False))
+                return
+            self._books.machines[node] = machine
+            self._books.links[node] = link
+            self._nodes.up(machine)
+            self._teller.node_replaced(node)
+        self._books.watcher.wake()
+
+    def _not_replaced(self, node: int, error: BaseException) -> None:
+        """Give up on a node whose replacement failed unexpectedly, so that no call waits for it."""
+        self._give_up(node, error)
+        with self._books:
+            if self._books.is_open:
+                link = self._books.links.pop(node, None)
+                if link is not None:
+                    self._nodes.unwatch(link)
+                    self._books.after.append(link.close)
+                self._teller.node_lost(node, will_return=False)
+                self._sending.perform(self._books.scheduler.node_lost(node, will_return=False))
+
+    def _give_up(self, node: int, error: BaseException) -> None:
+        if not self._books.is_open:
+            return  # the pool ends what there is
+        assert self.source is not None
+        _log.error("node %d could not be replaced: %s", node, in_words(error))
+        try:
+            self.source.give_up(node)
+        except Exception as failure:
+            _log.error("node %d: and then: %s", node, in_words(failure))

@@ -1,0 +1,165 @@
+"""Nodes: a link to each agent, opened, watched and closed, and the facts about its machine.
+
+`faults` repairs links that break.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from ..events import Emit, NodeReady
+from ..values.launch import Launch
+from ..values.machine import Machine
+from ..values.topology import AcceleratorInfo
+from ..wire.frames import Kind
+from ..wire.tasks import Topology
+from .ledger import Books
+from .link import NodeLink
+from .liveness import Liveness
+from .opener import Opener
+from .task_sender import Sending
+from .threads import report, start_thread
+
+__all__ = ["Nodes"]
+
+_CONNECT_S = 20.0
+_FINISH_S = 3.0
+"""Seconds for the last frames to a remote node and the end of the command that carries them."""
+
+
+def _finish(link: NodeLink, deadline: float, is_ended: threading.Event) -> None:
+    try:
+        link.finish(deadline)
+    finally:
+        is_ended.set()
+
+
+class Nodes:
+    """Open, watch and close the links to all nodes, and answer what is known of them.
+
+    `up`, `watch` and `unwatch` are called while the books are open; everything else by any thread.
+
+    Args:
+        initializer: run in each process of a node before its first call.
+    """
+
+    def __init__(self, books: Books, sending: Sending, *, job_id: str, initializer: bytes | None, emit: Emit) -> None:
+        self._books = books
+        self._sending = sending
+        self._job_id = job_id
+        self._initializer = initializer
+        self._emit = emit
+        self._usage_tenths = 0
+        self.opener = Opener(job_id, timeout_s=_CONNECT_S)
+        self.liveness = Liveness()
+
+    # Up and down ----------------------------------------------------------------------------------------------------
+
+    def open(self, machines: Sequence[Machine]) -> None:
+        """Connect to all agents. Raises Unreachable, and then closes the links that were opened."""
+        self._books.machines.update((machine.node, machine) for machine in machines)
+        self._books.links.update(self.opener.open_all(machines))
+
+    def up(self, machine: Machine) -> None:
+        """Send a connected node its topology, and let the scheduler use it."""
+        link = self._books.links[machine.node]
+        self.watch(link)
+        machines = self._books.machines
+        count = max(machines) + 1
+        facts = link.facts
+        kind, own = facts["accelerator"], facts["accelerators"]
+        topology = Topology(
+            job_id=self._job_id,
+            node=machine.node,
+            peers=tuple(machines[n].peer for n in range(count)),
+            accelerators=tuple(self.accelerators(n) for n in range(count)),
+            accelerator=AcceleratorInfo(type=kind, count=own, is_trainium=kind == "Neuron") if own else None,
+            interface=machine.interface,
+            initializer=self._initializer,
+        )
+        link.send(Kind.SLOT_CONFIG, body=pickle.dumps(topology))
+        if self._usage_tenths:
+            link.send(Kind.USAGE, lane=self._usage_tenths)
+        self._books.dirty.add(link)
+        self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
+        self._sending.perform(self._books.scheduler.node_up(machine.node, machine.slots))
+
+    def watch(self, link: NodeLink) -> None:
+        """Read a link from now on, and check that it lives."""
+        self._books.watcher.add(link)
+        if link.dialler is not None:
+            self.liveness.watch(link, self._books.machines[link.node].lease_s, time.monotonic())
+        self._books.dirty.add(link)
+
+    def unwatch(self, link: NodeLink) -> None:
+        """Stop reading a link. Call it before its channel is closed."""
+        link.is_led = link.is_blocked = False
+        self._books.watcher.remove(link)
+        self.liveness.forget(link)
+        self._books.dirty.discard(link)
+
+    def close(self) -> None:
+        """Flush the links to remote nodes in parallel, for a few seconds at most, and close all links."""
+        links = list(self._books.links.values())
+        deadline = time.monotonic() + _FINISH_S
+        remote = [link for link in links if link.dialler is not None]
+        ended = {link: threading.Event() for link in remote}
+        for link in remote:
+            start_thread(partial(_finish, link, deadline, ended[link]), name="skyward-finish", failed=report)
+        for is_ended in ended.values():
+            is_ended.wait(max(0.0, deadline + 1 - time.monotonic()))
+        for link in links:
+            link.close()
+            if link.line is not None:
+                link.line.channel.close()
+
+    def close_in_child(self) -> None:
+        """Close the child's copies of the descriptors after a fork."""
+        for link in self._books.links.values():
+            link.channel.close_in_child()
+            if link.line is not None:
+                link.line.channel.close_in_child()
+
+    # What is known of them ------------------------------------------------------------------------------------------
+
+    def accelerators(self, node: int) -> int:
+        """Return how many accelerators a node has; 0 while it is not up."""
+        return len(self.devices(node))
+
+    def devices(self, node: int) -> tuple[str, ...]:
+        """Return the accelerators that calls see on a node; none while it is down. Nodes may share some."""
+        link = self._books.links.get(node)
+        return tuple(link.facts["devices"]) if link else ()
+
+    def ranks_per_node(self, launch: Launch) -> int:
+        """Return the ranks of a gang on each node; "auto": the fewest accelerators of any node, at least 1."""
+        asked = launch.ranks_per_node
+        if asked != "auto":
+            return asked
+        return max(1, min((self.accelerators(n) for n in self._books.links), default=0))
+
+    @property
+    def round_trip_s(self) -> float:
+        """Longest round trip to a node; 0 on this machine, or before it is measured."""
+        return max((link.channel.round_trip_s for link in tuple(self._books.links.values())), default=0.0)
+
+    def agent_pids(self) -> dict[int, int]:
+        """Return the process ids of the agents, each on its own machine, by node."""
+        with self._books.lock:
+            return {node: int(link.facts["pid"]) for node, link in self._books.links.items()}
+
+    @property
+    def are_attached(self) -> bool:
+        """Whether no link is broken."""
+        return all(link.channel.is_attached for link in self._books.links.values())
+
+    def ask_usage(self, every_s: float) -> None:
+        """Ask all nodes for NodeUsage at this interval; 0: stop."""
+        with self._books:
+            self._usage_tenths = int(every_s * 10)
+            for node in self._books.links:
+                self._books.tell(node, Kind.USAGE, lane=self._usage_tenths)

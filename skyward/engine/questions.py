@@ -1,0 +1,135 @@
+"""Questions to running calls, by the channels to their nodes; `skyward.node.slot.answers` answers there."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+
+from ..calls.futures import refuse_to_wait
+from ..errors import ControlFailed, InternalError, UsageError
+from ..wire.frames import INLINE_LIMIT, Frame, Kind
+from .ledger import Books
+from .task_sender import Sending
+
+__all__ = ["NOBODY", "Asking"]
+
+_NUMBER = 8
+_LAST_S = 0.5
+NOBODY = 1
+_REASONS = {
+    NOBODY: "it does not answer: no training run with a TrainerControlCallback is in it yet, or it has ended",
+    2: "too many questions to it are open",
+    3: f"its answer is larger than {INLINE_LIMIT} bytes",
+}
+
+Answer = concurrent.futures.Future[bytes]
+
+
+class Asking:
+    """Ask running calls, and match their answers to the questions that are open."""
+
+    def __init__(self, books: Books, sending: Sending) -> None:
+        self._books = books
+        sending.on_ended.append(self._ended)
+        self._open: dict[bytes, tuple[int, Answer]] = {}
+        self._numbers = itertools.count(1)
+
+    def call_named(self, name: str) -> int:
+        """Return the open call of that name; for an empty name, the only open call that no task has made.
+
+        Raises: ControlFailed when there is none, UsageError when there are several.
+        """
+        with self._books.lock:
+            calls = {
+                gang.id: gang.name
+                for gang in self._books.gangs.values()
+                if not gang.is_cancelled and (name or not gang.is_nested)
+            }
+            calls |= {
+                task.id: task.name
+                for task in self._books.tasks.values()
+                if task.rank is None and not task.is_cancelled and (name or not task.is_nested)
+            }
+        found = [call for call, called in calls.items() if called == (name or called)]
+        if not found:
+            raise ControlFailed(f"no call{f' of {name!r}' if name else ''} is open in the pool")
+        if len(found) > 1:
+            names = ", ".join(sorted(calls[call] for call in found))
+            raise UsageError(f"control: {len(found)} calls are open ({names}); give the future of the one you mean")
+        return found[0]
+
+    def ask(self, call: int, question: bytes, timeout_s: float) -> bytes:
+        """Ask a running call, or rank 0 of a gang, and wait for the answer.
+
+        A done-callback cannot ask, because its thread reads the answers.
+
+        Raises:
+            ControlFailed: there is no answer; `is_gone`: the call has ended.
+        """
+        if len(question) > INLINE_LIMIT:
+            raise UsageError(f"control: a question of {len(question)} bytes; the limit is {INLINE_LIMIT}")
+        refuse_to_wait("control")
+        answer = Answer()
+        number = next(self._numbers).to_bytes(_NUMBER, "little")
+        with self._books:
+            self._books.require_open()
+            task, node = self._place(call)
+            self._open[number] = task, answer
+            self._books.tell(node, Kind.ASK, task, number + question)
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            raise ControlFailed(f"the call did not answer within {timeout_s:g} s") from None
+        finally:
+            with self._books.lock:
+                self._open.pop(number, None)
+
+    def _place(self, call: int) -> tuple[int, int]:
+        """Return (task, node) of the process that answers for a call."""
+        gang = self._books.gangs.get(call)
+        if gang is not None:
+            rank = gang.tasks.get(0)
+            if rank is None or rank.id not in gang.open:
+                raise ControlFailed("its ranks are being started")
+            return rank.id, rank.node
+        if call not in self._books.tasks:
+            raise ControlFailed("the call has ended", is_gone=True)
+        node = self._books.scheduler.node_of(call)
+        if node is None:
+            raise ControlFailed("the call waits for a place in the pool")
+        return call, node
+
+    def on_answer(self, frame: Frame) -> None:
+        _, answer = self._open.pop(frame.body[:_NUMBER], (0, None))
+        if answer is None:
+            return
+        if frame.lane == 0:
+            self._settle(answer, frame.body[_NUMBER:])
+        else:
+            why = _REASONS.get(frame.lane, f"the node says {frame.lane}")
+            self._settle(answer, ControlFailed(why, reason=frame.lane))
+
+    def _ended(self, task: int) -> None:
+        """Fail open questions to a task that ended, after a moment: answers on another socket may still come."""
+        if self._open and any(asked == task for asked, _ in self._open.values()):
+            self._books.at(_LAST_S, self._give_up, task, 0)
+
+    def _give_up(self, task: int, _: int) -> None:
+        for number in [number for number, (asked, _) in self._open.items() if asked == task]:
+            self._settle(self._open.pop(number)[1], ControlFailed("the call has ended", is_gone=True))
+
+    def close(self) -> None:
+        """Fail all open questions: the engine has ended."""
+        for number in list(self._open):
+            self._settle(self._open.pop(number)[1], ControlFailed("the pool was closed", is_gone=True))
+
+    def _settle(self, answer: Answer, said: bytes | ControlFailed) -> None:
+        def tell() -> None:
+            if isinstance(said, ControlFailed):
+                answer.set_exception(said)
+            else:
+                answer.set_result(said)
+
+        if answer.done():
+            raise InternalError("a question was answered twice")
+        self._books.after.append(tell)

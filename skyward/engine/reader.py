@@ -1,0 +1,175 @@
+"""The I/O thread: reads all channels, keeps deadlines, and checks that links live.
+
+Callers that read their own answer (`leading`) use the same `read`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ..calls.futures import this_thread
+from ..core import interrupts
+from ..errors import InternalError
+from ..wire.channel import ChannelClosed
+from .direct_lines import DirectLines
+from .frame_handlers import Arrivals
+from .ledger import Books
+from .link import NodeLink, Readable
+from .link_repair import Faults
+from .liveness import Liveness
+from .threads import report
+from .width import Width
+
+__all__ = ["Reader"]
+
+_MOST_FAILURES = 50
+"""Consecutive failures before the thread gives up."""
+_FAILURE_PAUSE_S = 0.02
+
+
+class Reader:
+    """Run the I/O thread; `start` once. It ends when the books are closed, once it is woken.
+
+    Args:
+        stop: stops a task that was abandoned.
+        died: called when the thread gives up; nothing is read afterwards.
+    """
+
+    def __init__(
+        self,
+        books: Books,
+        arrivals: Arrivals,
+        lines: DirectLines,
+        faults: Faults,
+        width: Width,
+        liveness: Liveness,
+        *,
+        stop: Callable[[int], object],
+        died: Callable[[BaseException], object],
+    ) -> None:
+        self._books = books
+        self._arrivals = arrivals
+        self._lines = lines
+        self._faults = faults
+        self._width = width
+        self._liveness = liveness
+        self._stop = stop
+        self._died = died
+        self._abandoned: deque[int] = deque()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def was_started(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        thread = threading.Thread(target=self._run, name="skyward-io", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def join(self) -> None:
+        """Wait for the end of the thread, unless called by that thread."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+    def abandon(self, task_id: int) -> None:
+        """Let the thread stop a task: for finalizers, which may interrupt any code of ours."""
+        self._abandoned.append(task_id)
+        self._books.watcher.wake()
+
+    def _run(self) -> None:
+        this_thread.brings_values = True
+        failures = 0
+        while self._books.is_open:
+            try:
+                self._step()
+                failures = 0
+            except BaseException as error:  # a bug of ours: it may cost one call, but not all of them
+                failures += 1
+                report(error)
+                if failures == _MOST_FAILURES:  # better an error in every call than a wait without an end
+                    self._died(error)
+                    return
+                time.sleep(_FAILURE_PAUSE_S)
+
+    def _step(self) -> None:
+        books = self._books
+        while self._abandoned:
+            self._stop(self._abandoned.popleft())
+        for link, can_read, can_write in books.watcher.wait(self._run_deadlines()):
+            if can_write:
+                with books:
+                    books.dirty.add(link)
+            if can_read:
+                self.read(link)
+        if self._liveness.is_due(time.monotonic()):
+            self._check_links()
+
+    def _run_deadlines(self) -> float | None:
+        """Run what is due. Returns seconds until the next deadline or check; None: there is none."""
+        with self._books:
+            wait_s = self._books.run_deadlines()
+            check_s = self._liveness.interval_s
+            return min((s for s in (wait_s, check_s) if s is not None), default=None)
+
+    def _check_links(self) -> None:
+        with self._books:
+            pinged, dead = self._liveness.check(time.monotonic())
+            self._books.dirty.update(pinged)
+        for link in dead:
+            if link.reading.acquire(blocking=False):  # else a leading caller is reading it this moment
+                try:
+                    self._faults.link_gone(link, "it has been silent for too long")
+                finally:
+                    link.reading.release()
+
+    def read(self, link: Readable) -> None:
+        """Handle the frames that have come by a channel, unless another thread does."""
+        interrupts.hold()  # frames that were read must be handled
+        try:
+            if not link.reading.acquire(blocking=False):
+                return  # a leading caller is at it
+            try:
+                if link.channel.fileno() >= 0:  # else it was closed by the thread that read it last
+                    self._receive(link)
+            except BaseException as error:  # it concerns no thread that happens to read: signals are held
+                report(error)
+            finally:
+                link.reading.release()
+        finally:
+            interrupts.let_go()
+
+    def _receive(self, link: Readable) -> None:
+        try:
+            frames = list(link.receive())
+        except BlockingIOError:
+            return
+        except (ChannelClosed, InternalError, OSError) as error:
+            self._failed(link, error)
+            return
+        books, handlers = self._books, self._arrivals.handlers
+        with books:
+            for frame in frames:
+                if frame.kind not in handlers:
+                    continue
+                try:
+                    handlers[frame.kind](link, frame)
+                except BaseException as error:  # it costs one call, and no frame behind it
+                    self._arrivals.give_up(link, frame, error)
+            if link.channel.needs_flush:
+                books.dirty.add(link)
+            if link.channel.pongs != link.pongs:
+                self._width.measured(link)
+            if link.is_narrow:
+                self._width.consider(link)
+
+    def _failed(self, link: Readable, error: Exception) -> None:
+        if not isinstance(link, NodeLink):
+            self._lines.gone(link)
+        elif isinstance(error, ChannelClosed):
+            self._faults.link_gone(link, "its link ended")
+        else:
+            self._faults.link_gone(link, str(error))  # something on the way wrote into the stream

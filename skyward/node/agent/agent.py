@@ -1,0 +1,178 @@
+"""The agent: who is connected to it, and who in it sees to each frame. What it does with tasks: `node_tasks`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import RendezvousFailed
+from ...wire.channel import Channel
+from ...wire.ends import CAN_STRIPE
+from ...wire.frames import PROTOCOL_VERSION, Frame, Kind
+from ...wire.tasks import NodeConfig
+from ..slot.ports import PortLocks
+from .call_relay import NestedCalls
+from .complaints import complain
+from .facts import node_facts
+from .loop import Loop
+from .node_tasks import NodeTasks
+from .notice import NoticeWatch
+from .questions import Questions
+from .session import Session
+from .usage import UsageMeter
+from .watchdog import Lease
+
+__all__ = ["Agent"]
+
+_AGAIN_S = 1.0
+"""Pause before the next try of something that the machine has no room for now."""
+
+
+class Agent:
+    """Runs in one thread; `run` returns when the agent was told to end."""
+
+    def __init__(self, config: NodeConfig, lease: Lease, listener: socket.socket) -> None:
+        self._config = config
+        self._lease = lease
+        self._listener = listener
+        self._loop = Loop()
+        self._tasks = NodeTasks(self._loop, config, listener.getsockname())
+        self._ports = PortLocks(config.address)
+        send = self._tasks.send
+        self._questions = Questions(lambda task, body, lane: send(Kind.ANSWER, task, body, lane=lane))
+        self._nested = NestedCalls(self._tasks.forward, self._tasks.spool.failure_of, self._tasks.on_call_ended)
+        self._usage = UsageMeter(self._loop, lambda body: send(Kind.USAGE, body=body))
+        self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
+        self._handlers = self._handlers_of_client()
+
+    def _handlers_of_client(self) -> dict[int, Callable[[Frame], None]]:
+        """What each frame of the client's means, but for those of `_on_frame` that others send too."""
+        tasks, placing, nested = self._tasks, self._tasks.placing, self._nested
+        return {
+            Kind.TASK: tasks.on_task,
+            Kind.FUNCTION: placing.add_function,
+            Kind.BLOB: lambda frame: (nested.on_blob if frame.ident else placing.add_blob)(frame),
+            Kind.DROP_BLOB: placing.drop_blob,
+            Kind.DROP_FUNCTION: placing.drop_function,
+            Kind.CANCEL: tasks.on_cancel,
+            Kind.RECALL: tasks.on_recall,
+            Kind.RANK: tasks.on_rank,
+            Kind.TAKE_STACK: tasks.on_take_stack,
+            Kind.RESERVE_PORT: self._on_reserve_port,
+            Kind.RELEASE_PORT: lambda frame: self._ports.release(frame.lane),
+            Kind.USAGE: lambda frame: self._usage.ask(frame.lane / 10),
+            Kind.HOLD: tasks.on_hold,
+            Kind.UNHOLD: tasks.on_unhold,
+            Kind.SLOT_CONFIG: tasks.on_topology,
+            Kind.CREDIT: placing.pass_on,
+            Kind.CLOSE: tasks.on_close,
+            Kind.IN_ITEM: placing.pass_on,
+            Kind.IN_END: placing.pass_on,
+            Kind.IN_ERROR: placing.pass_on,
+            Kind.ASK: self._questions.on_ask,
+            Kind.OUTCOME: nested.on_outcome,
+        }
+
+    def run(self) -> None:
+        self._loop.watch(self._listener, self._accept)
+        self._tasks.start()
+        self._loop.run()
+        self._end()
+
+    # Connections ------------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:  # no descriptors, perhaps for a moment: whoever knocks can wait
+            complain(self._config.node, f"a connection waits: {error.strerror}")
+            self._loop.forget(self._listener)
+            self._loop.call_later(_AGAIN_S, lambda: self._loop.watch(self._listener, self._accept))
+            return
+        Session(self._loop, Channel(sock), self._config.log_limit_bytes, self._on_frame, self._on_session_closed)
+
+    def _on_frame(self, session: Session, frame: Frame) -> None:
+        handler = self._handlers.get(frame.kind) if session is self._tasks.client else None
+        if handler is not None:
+            handler(frame)
+        elif frame.kind == Kind.LEASE:
+            self._lease.renew()
+        elif frame.kind == Kind.HELLO:
+            self._on_hello(session, frame)
+        elif frame.kind == Kind.SHUTDOWN:
+            self._loop.stop()
+        elif frame.kind == Kind.ATTACH:
+            session.on_attach(frame)
+        elif frame.kind == Kind.ANSWER:
+            self._questions.on_answer(session, frame)
+        elif session.role == "caller":
+            self._nested.on_slot_frame(session, frame)
+
+    def _on_hello(self, session: Session, frame: Frame) -> None:
+        hello = json.loads(frame.body)
+        if not PROTOCOL_VERSION - 1 <= hello["version"] <= PROTOCOL_VERSION:
+            why = f"this agent speaks protocol {PROTOCOL_VERSION}, the client {hello['version']}"
+            session.greet(Kind.GOODBYE, json.dumps({"reason": why}).encode())
+            return
+        token = hello.get("token", "")
+        if "stripe" in hello:
+            self._on_stripe(session, hello)
+            return
+        facts = node_facts(dict(self._config.env))
+        facts |= {"version": PROTOCOL_VERSION, "node": self._config.node, "pid": os.getpid(), "can_stripe": CAN_STRIPE}
+        if hello.get("is_resumed"):
+            if self._tasks.client is None or self._tasks.client.token != token:
+                reason = {"reason": "this agent does not know the session", "is_unknown": True}
+                session.greet(Kind.GOODBYE, json.dumps(reason).encode())
+                return
+            self._tasks.client.take_over(session, hello["received"])
+            session = self._tasks.client
+        session.role, session.token, session.link = hello["role"], token, hello.get("link", 0)
+        if session.role == "task":
+            self._questions.answers(session, hello["task"])
+        if session.role == "client" and session is not self._tasks.client:
+            before, self._tasks.client = self._tasks.client, session
+            self._notice.again()
+            if before is not None and before.token:  # nobody comes back to it
+                before.close()
+        session.greet(Kind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
+
+    def _on_stripe(self, session: Session, hello: dict[str, Any]) -> None:
+        """A further channel of the client's link, if it still has that one."""
+        client = self._tasks.client
+        its_link = None if client is None or not client.is_attached else (client.token, client.link)
+        if client is None or its_link != (hello["token"], hello["link"]):
+            session.greet(Kind.GOODBYE, json.dumps({"reason": "the link is no more", "is_unknown": True}).encode())
+            return
+        session.greet(Kind.WELCOME, b"{}")
+        client.widen(session, hello["stripe"], hello["stripes"])
+
+    def _on_session_closed(self, session: Session) -> None:
+        self._questions.closed(session)
+        self._nested.closed(session)
+        if session is self._tasks.client:
+            self._tasks.on_client_gone()
+
+    # The machine ------------------------------------------------------------------------------------------------------
+
+    def _on_reserve_port(self, frame: Frame) -> None:
+        port, why = 0, b""
+        try:
+            port = self._ports.reserve()
+        except RendezvousFailed as error:
+            why = str(error).encode()
+        self._tasks.send(Kind.PORT, frame.ident, why, lane=port)
+
+    def _tell_notice(self, said: bytes) -> bool:
+        self._tasks.send(Kind.NOTICE, body=said)
+        return self._tasks.client is not None
+
+    def _end(self) -> None:
+        self._listener.close()
+        self._tasks.close()
+        self._usage.close()
+        self._notice.close()
+        self._ports.release_all()

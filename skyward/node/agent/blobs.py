@@ -1,0 +1,65 @@
+"""The blobs on a node: kept in memory up to a limit, beyond it spilled to the node's folder."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+
+from ...wire.blobs import Blob, default_limit, spill
+from .complaints import complain
+
+__all__ = ["NodeBlobs"]
+
+
+class NodeBlobs:
+    """By digest. The client says what may be dropped; which of the rest lies in memory is decided here."""
+
+    def __init__(self, folder: str, limit_bytes: int) -> None:
+        self._folder = os.path.join(folder, "blobs")
+        self._limit = limit_bytes or default_limit()
+        self._in_memory: OrderedDict[bytes, Blob] = OrderedDict()
+        self._spilled: dict[bytes, Blob] = {}
+        self._bytes = 0
+        self._has_said = False
+
+    def add(self, blob: Blob) -> None:
+        if blob.digest in self:
+            blob.close()
+            return
+        self._in_memory[blob.digest] = blob
+        self._bytes += blob.size
+        while self._bytes > self._limit and len(self._in_memory) > 1:
+            digest, oldest = next(iter(self._in_memory.items()))
+            try:
+                os.makedirs(self._folder, mode=0o700, exist_ok=True)
+                self._spilled[digest] = spill(oldest, self._folder)
+            except OSError as error:
+                # Calls stand on it. Memory may still do; if it does not, the kernel ends a slot and not the agent.
+                self._say(f"{oldest.size} bytes stay in memory, beyond the limit: {self._folder}: {error.strerror}")
+                return
+            del self._in_memory[digest]
+            self._bytes -= oldest.size
+
+    def _say(self, text: str) -> None:
+        if not self._has_said:
+            self._has_said = True
+            complain(None, text)
+
+    def get(self, digest: bytes) -> Blob | None:
+        blob = self._in_memory.get(digest)
+        if blob is not None:
+            self._in_memory.move_to_end(digest)
+            return blob
+        return self._spilled.get(digest)
+
+    def drop(self, digest: bytes) -> None:
+        blob = self._in_memory.pop(digest, None)
+        if blob is not None:
+            self._bytes -= blob.size
+        else:
+            blob = self._spilled.pop(digest, None)
+        if blob is not None:
+            blob.close()
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._in_memory or digest in self._spilled

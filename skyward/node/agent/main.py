@@ -1,0 +1,108 @@
+"""Entry of an agent: it reads its NodeConfig from standard input, listens on a socket in its folder, says so.
+
+    python -c "...main()" < pickled NodeConfig
+
+The socket is in a folder that only this user can enter. Standard output gets one line: the path of the socket, once
+it can be connected to, or else why there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import pickle
+import resource
+import shutil
+import socket
+import sys
+
+from ...core.limits import raise_file_limit
+from ...core.ownership import make_private_folder
+from ...errors import ProviderError, SkywardError
+from ...wire.tasks import NodeConfig
+from .agent import Agent
+from .watchdog import Lease, guard
+
+__all__ = ["SOCKET_NAME", "main"]
+
+SOCKET_NAME = "agent.sock"
+_FILES, _FILES_OF_SLOT = 32, 8
+"""Descriptors that an agent has open without a call: its own, and for each slot."""
+
+
+def main() -> int:
+    order = sys.stdin.buffer.read()
+    if not order:
+        return 1  # who started us died, or was interrupted, before it said what for
+    config: NodeConfig = pickle.loads(order)
+    try:
+        _raise_file_limit(config.slots)
+        make_private_folder(config.folder)
+        listener = _listen(os.path.join(config.folder, SOCKET_NAME))
+        # An agent makes hardly any cycles, and a collection would come in the middle of somebody's call.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 10, 10)
+        lease = Lease(config.lease_s, config.lease_file)
+        return guard(lambda: _run(config, lease, listener), lease, config.folder)
+    except BaseException as error:  # there is no watchdog that would tidy up
+        shutil.rmtree(config.folder, ignore_errors=True)
+        if not isinstance(error, OSError | SkywardError):
+            raise
+        with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
+            _say(f"cannot start: {_reason(config, error)}")
+        return 1
+
+
+def _run(config: NodeConfig, lease: Lease, listener: socket.socket) -> int:
+    """In the agent's own process."""
+    try:
+        agent = Agent(config, lease, listener)
+        _say(listener.getsockname())
+    except BrokenPipeError:  # nobody is left to hear that it is ready
+        return 1
+    except OSError as error:
+        _say(f"cannot start: {_reason(config, error)}")
+        return 1
+    agent.run()
+    return 0
+
+
+def _say(line: str) -> None:
+    """The path of the socket, or in words, of which the first is no path, why there is none."""
+    os.write(1, f"{line}\n".encode())
+
+
+def _reason(config: NodeConfig, error: OSError | SkywardError) -> str:
+    if isinstance(error, SkywardError):
+        return str(error)
+    why = error.strerror or error  # "AF_UNIX path too long" has no number
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+        return f"{why}; make room for its processes and files"
+    return f"{config.folder} cannot be made or written: {why}; make room, or a folder there that this user may write"
+
+
+def _raise_file_limit(slots: int) -> None:
+    """Each blob is a descriptor, here and in the slots, which inherit the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = _FILES + _FILES_OF_SLOT * slots
+    if hard != resource.RLIM_INFINITY and hard < least:
+        raise ProviderError(
+            f"RLIMIT_NOFILE={hard}: a node of {slots} slots needs {least} open files at least; "
+            "raise the hard limit (`ulimit -Hn`)"
+        )
+    raise_file_limit()
+
+
+def _listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old_mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(old_mask)
+    listener.listen(8)
+    listener.setblocking(False)
+    return listener

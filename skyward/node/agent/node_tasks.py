@@ -1,0 +1,422 @@
+"""Tasks on a node: from the frame that brings one to the frame that says how it ended, whatever becomes of its process.
+
+Which slot gets which task is decided in `placing`; processes are made and killed in `processes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import time
+
+from ...errors import InternalError
+from ...values.topology import Rank
+from ...wire.frames import QUIET, Frame, Kind
+from ...wire.tasks import TASK_KIND_AT, CallKind, NodeConfig, RankOrder
+from ..slot.page import CURRENT
+from .blobs import NodeBlobs
+from .complaints import complain
+from .loop import Loop
+from .placement import Placing
+from .processes import RANK_PRELOAD, Processes
+from .session import Session
+from .slots import Slot, make_slot
+from .spool import Spool
+from .stacks import RankWatch, crash_of
+from .watchdog import kill_session
+
+__all__ = ["NodeTasks"]
+
+_MAX_EARLY_DEATHS = 5
+_AGAIN_S = 1.0
+"""Pause before the next try of something that the machine has no room for now."""
+_RANK_ENDS_S = 5.0
+"""How long a rank's process may take to end after its last frame; a thread of the user's may keep it for ever."""
+_FINAL = (Kind.RESULT, Kind.ERROR)
+
+
+class NodeTasks:
+    """The slots and ranks of a node and the tasks in them. In the agent's thread only.
+
+    `address` is the path of the agent's socket. The methods `on_...` are handlers: of frames that the client sends, of
+    frames that a slot sends, and of what happens to processes.
+    """
+
+    def __init__(self, loop: Loop, config: NodeConfig, address: str) -> None:
+        self.client: Session | None = None
+        """Who is told; None: nobody is connected, and the lease decides when the work ends."""
+        self.spool = Spool(config.folder, config.blob_limit_bytes)
+        self.placing = Placing(
+            loop,
+            NodeBlobs(config.folder, config.blob_limit_bytes),
+            on_readable=self.on_slot_readable,
+            on_recalled=lambda task: self.send(Kind.RECALLED, task),
+        )
+        self._loop = loop
+        self._config = config
+        self._address = address
+        self._processes = Processes(loop, config, on_forked=self._on_forked, on_dead=self.on_slot_dead)
+        self._watch = RankWatch(loop, lambda task, body: self.send(Kind.STACK, task, body, lane=1))
+        self._topology = b""
+        self._failed_ranks: dict[int, bytes] = {}
+        """What to answer when the task of a rank comes that is dead already."""
+        self._lines = 0
+        self._dead_line: tuple[int, int, int] = (0, 0, 0)
+        """Of the slot that died last and had a direct line: the line's number, the task it was in, its exit code."""
+        self._early_deaths = 0
+
+    def start(self) -> None:
+        """Make the pool's slots."""
+        for number in range(self._config.slots // self._lanes):
+            self._start_slot(number)
+
+    def close(self) -> None:
+        """Close what the slots wait on, and kill what does not end by itself; the watchdog sees to the rest."""
+        for slot in [*self.placing.slots, *self.placing.ranks.values()]:
+            if slot.running and slot.pid is not None:
+                self._processes.kill(slot)
+            slot.close()
+        self._processes.close()
+
+    def on_client_gone(self) -> None:
+        self.client = None
+        self._failed_ranks.clear()
+
+    @property
+    def _lanes(self) -> int:
+        return self._config.slots if self._config.executor == "thread" else 1
+
+    # What the client sends --------------------------------------------------------------------------------------------
+
+    def on_topology(self, frame: Frame) -> None:
+        self._topology = frame.body
+        for slot in [*self.placing.slots, *self.placing.ranks.values()]:
+            self.placing.send_to(slot, frame)
+            self._send_line(slot)
+
+    def on_task(self, frame: Frame) -> None:
+        if frame.body[TASK_KIND_AT] == CallKind.GANG and frame.ident not in self.placing.ranks:
+            # Its process has died, or was never made. A plain slot would run it as something else.
+            self._send_lost(frame.ident, self._failed_ranks.pop(frame.ident, self._lost(frame.ident, None, 1)))
+            return
+        self.placing.add(frame)
+
+    # The direct line --------------------------------------------------------------------------------------------------
+
+    def _send_line(self, slot: Slot) -> None:
+        """Give the client its end, behind what the slot must know before a task reaches it there."""
+        client = self.client
+        if slot.line is not None and client is not None and client.passes_fds and self._topology:
+            with contextlib.suppress(OSError):  # no descriptor is left: all calls go by the agent
+                client.send(Kind.LINE, slot.line_number, fd=slot.line.fileno())
+            slot.line.close()
+            slot.line = None
+
+    def on_hold(self, frame: Frame) -> None:
+        """A task on the line concerns the agent from now on: its slot is taken, it may be cancelled, it may be lost."""
+        number = int.from_bytes(frame.body, "little")
+        slot = next((s for s in self.placing.slots if s.line_number == number), None)
+        if slot is not None:
+            slot.running[frame.ident] = None
+            slot.held = frame.ident
+            self.placing.by_task[frame.ident] = slot
+            return
+        dead, begun, code = self._dead_line
+        has_begun = dead != number or begun == frame.ident  # of a slot that is forgotten: it may have
+        self._send_lost(frame.ident, self._lost_body(0 if has_begun else None, code))
+
+    def on_unhold(self, frame: Frame) -> None:
+        slot = self.placing.by_task.get(frame.ident)
+        if slot is not None:
+            self.placing.ended(slot, frame.ident)
+            self.placing.dispatch()
+
+    # Ending tasks -----------------------------------------------------------------------------------------------------
+
+    def on_recall(self, frame: Frame) -> None:
+        if self.placing.forget_unbegun(frame.ident):
+            self.send(Kind.RECALLED, frame.ident)
+
+    def on_cancel(self, frame: Frame) -> None:
+        """`lane` is the grace in tenths of a second before SIGKILL."""
+        if self.placing.forget_unbegun(frame.ident):
+            self.send(Kind.RECALLED, frame.ident)
+            rank = self.placing.ranks.get(frame.ident)
+            if rank is not None:
+                rank.cancelled.add(frame.ident)
+                self._processes.kill(rank)
+            return
+        slot = self.placing.by_task.get(frame.ident)
+        if slot is None:
+            self._failed_ranks.pop(frame.ident, None)
+            self.send(Kind.RECALLED, frame.ident)
+            if frame.ident in self.placing.ranks:  # its task could not be sent
+                self._processes.kill(self.placing.ranks[frame.ident])
+            return
+        slot.cancelled.add(frame.ident)
+        self._interrupt(slot, frame.ident)
+        self._loop.call_later(frame.lane / 10, lambda: self._kill_if_running(slot, frame.ident))
+
+    def _interrupt(self, slot: Slot, task: int) -> None:
+        self.placing.send_to(slot, Frame(Kind.CLOSE, 0, 0, task, b""))
+        if slot.executor == "process":
+            slot.mark_cancelled(task)
+            if slot.pid is not None:
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and its zygote will say so
+                    os.kill(slot.pid, signal.SIGINT)
+
+    def _kill_if_running(self, slot: Slot, task: int) -> None:
+        # A thread cannot be killed without its neighbours: it runs on, and its result is dropped.
+        if task in slot.running and slot.executor == "process":
+            self._processes.kill(slot)
+
+    def on_close(self, frame: Frame) -> None:
+        """The consumer of a stream is gone: the generator is closed at its next yield, or interrupted, or killed."""
+        slot = self.placing.by_task.get(frame.ident)
+        if slot is None:
+            self.on_cancel(frame)
+            return
+        self.placing.send_to(slot, frame)
+        grace = self._config.cancel_grace_s
+
+        def insist() -> None:
+            if frame.ident in slot.running:
+                self.on_cancel(Frame(Kind.CANCEL, 0, int(grace * 10), frame.ident, b""))
+
+        self._loop.call_later(grace, insist)
+
+    def _on_forked(self, slot: Slot) -> None:
+        for task in slot.cancelled:
+            self._interrupt(slot, task)
+
+    # What slots say ---------------------------------------------------------------------------------------------------
+
+    def on_slot_readable(self, slot: Slot) -> None:
+        try:
+            for frame in slot.channel.receive():
+                self.on_slot_frame(slot, frame)
+        except BlockingIOError:  # no more frames for now
+            return
+        except ConnectionError:
+            # Its process is ending; the zygote says how. Until then there is nothing to read.
+            self._loop.forget(slot.channel)
+        except InternalError as error:
+            slot.is_broken = True
+            self._loop.forget(slot.channel)
+            complain(self._config.node, f"a slot is killed, for what it sent is no frame: {error}")
+            self._processes.kill(slot)
+
+    def on_slot_frame(self, slot: Slot, frame: Frame) -> None:
+        kind = frame.kind
+        if kind in _FINAL:
+            if not frame.flags & QUIET:
+                self._read_output(slot, flush=False)
+            self.forward(frame)
+            self.placing.ended(slot, frame.ident)
+            slot.has_replied = True
+            self._early_deaths = 0
+            if slot.rank is not None:
+                self._loop.call_later(_RANK_ENDS_S, lambda: self._processes.kill(slot))
+            if self.placing.queue or self.placing.shelved:
+                self.placing.dispatch()
+        elif kind == Kind.LOG:
+            self._log(frame.ident, frame.lane, frame.body)
+        elif kind != Kind.READY:
+            if kind == Kind.ITEM:
+                self._read_output(slot, flush=False)
+            self.forward(frame)
+
+    def forward(self, frame: Frame) -> None:
+        client = self.client
+        if client is not None:
+            if frame.fd < 0 and not self.spool.has_failed:
+                client.send_result(frame)
+            else:
+                for passed in self.spool.pass_on(frame, client.held_bytes):
+                    client.send_result(passed)
+        if frame.fd >= 0:
+            os.close(frame.fd)
+
+    def on_call_ended(self, call: int) -> None:
+        if self.client is not None:
+            self.client.call_ended(call)
+
+    def _read_output(self, slot: Slot, *, flush: bool = True) -> None:
+        for task, stream, text in slot.output():
+            if self.client is not None:
+                self.client.add_log(task, stream, text)
+        for reader in slot.outputs:
+            if reader.is_closed:
+                self._loop.forget(reader.fd)
+        if flush and self.client is not None:
+            self.client.flush()
+
+    def _log(self, task: int, stream: int, text: bytes) -> None:
+        if self.client is not None:
+            self.client.add_log(task, stream, text)
+            self.client.flush()
+
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
+        """To the client, if there is one."""
+        if self.client is not None:
+            self.client.send(kind, ident, body, lane=lane)
+
+    # Slots and ranks --------------------------------------------------------------------------------------------------
+
+    def _start_slot(self, number: int) -> None:
+        config = self._config
+        lanes = config.slots if config.executor == "thread" else 1
+        self._lines += 1
+        try:
+            slot = make_slot(
+                number,
+                lanes=lanes,
+                executor=config.executor,
+                workers_per_node=config.slots,
+                notice_file=config.notice_file,
+                line_number=self._lines if number == 0 and config.executor == "process" else 0,
+                agent=self._address,
+            )
+        except OSError as error:
+            complain(self._config.node, f"slot {number} waits for room: {error.strerror}")
+            self._loop.call_later(_AGAIN_S, lambda: self._start_again(number))
+            return
+        self.placing.slots.append(slot)
+        self._fork(slot, config.preload, b"")
+        self._send_line(slot)
+
+    def on_rank(self, frame: Frame) -> None:
+        order: RankOrder = pickle.loads(frame.body)
+        env = (*_threads_of(order.rank, self._config), *order.env)
+        try:
+            slot = make_slot(
+                order.rank.local_rank,
+                rank=order.rank,
+                deliver=bool(frame.lane),
+                env=env,
+                notice_file=self._config.notice_file,
+                agent=self._address,
+            )
+        except OSError as error:
+            self._failed_ranks[frame.ident] = self._lost_body(None, 1, why=f"{type(error).__name__}: {error}")
+            return
+        self.placing.ranks[frame.ident] = slot
+        self._fork(slot, (*order.preload, RANK_PRELOAD), order.launch)
+        self._watch.watch(frame.ident, slot, order.tell_stopped_after_s)
+
+    def on_take_stack(self, frame: Frame) -> None:
+        task = frame.ident
+        slot = self.placing.ranks.get(task) or self.placing.by_task.get(task)
+
+        def tell(said: dict[str, object]) -> None:
+            self.send(Kind.STACK, task, json.dumps(said).encode())
+
+        if slot is not None and slot.executor == "process":
+            self._watch.take(slot, all_threads=bool(frame.lane), told=tell)
+        else:  # it has ended, or is a thread: nobody can tell which of its process's threads it is
+            tell({"stack": "", "state": ""})
+
+    def _fork(self, slot: Slot, preload: tuple[str, ...], launch: bytes) -> None:
+        self._loop.watch(slot.channel, lambda: self.on_slot_readable(slot))
+        for reader in slot.outputs:
+            self._loop.watch(reader.fd, lambda: self._read_output(slot))
+        if self._topology:
+            slot.channel.queue(Kind.SLOT_CONFIG, body=self._topology)
+            self.placing.flush(slot)
+        self._processes.fork(slot, preload, launch)
+
+    # Deaths -----------------------------------------------------------------------------------------------------------
+
+    def on_slot_dead(self, slot: Slot, pid: int, code: int) -> None:
+        """Deliver what it had finished, report what it had begun, and put another in its place."""
+        if slot.is_dead:
+            return
+        if pid:
+            kill_session(pid)
+        slot.is_dead = True  # it is given nothing more
+        for frame in slot.receive():
+            self.on_slot_frame(slot, frame)
+        self._read_output(slot)
+        if slot.line_number:
+            self._dead_line = slot.line_number, int(slot.page[CURRENT]), code
+        if slot.shelved is not None:
+            self.placing.take_back(slot.shelved.frame.ident)
+        for task in list(slot.running):
+            self._report_lost(slot, task, code)
+        self._loop.forget(slot.channel)
+        for reader in slot.outputs:
+            self._loop.forget(reader.fd)
+        slot.close()
+        if slot.rank is not None:
+            self._on_rank_dead(slot, code)
+        else:
+            self._replace(slot)
+
+    def _report_lost(self, slot: Slot, task: int, code: int) -> None:
+        self.placing.by_task.pop(task, None)
+        self._send_lost(task, self._lost(task, slot, code))
+
+    def _lost(self, task: int, slot: Slot | None, code: int) -> bytes:
+        """The body of a LOST frame. No slot: there never was one for it."""
+        crash = None if slot is None else crash_of(slot)
+        if slot is None:
+            return self._lost_body(None, code, crash)
+        return self._lost_body(slot.begun_index(task), code, crash, why=slot.failure)
+
+    def _lost_body(
+        self, index: int | None, code: int, crash: tuple[float, str] | None = None, *, why: str = ""
+    ) -> bytes:
+        if index is None and self._early_deaths >= _MAX_EARLY_DEATHS:
+            index = 0  # it would be given out again for ever: every process dies before it begins anything
+        lost: dict[str, object] = {
+            "node": self._config.node,
+            "signal": -code if code < 0 else None,
+            "exit_code": code if code >= 0 else None,
+            "started": index is not None,
+            "index": index,
+            "at": time.time() if crash is None else crash[0],
+            "stack": "" if crash is None else crash[1],
+            "why": why,
+        }
+        return json.dumps(lost).encode()
+
+    def _send_lost(self, task: int, body: bytes) -> None:
+        self.spool.forget(task)
+        if self.client is not None:
+            self.client.send_result(Frame(Kind.LOST, 0, 0, task, body))
+
+    def _on_rank_dead(self, slot: Slot, code: int) -> None:
+        for task, rank in list(self.placing.ranks.items()):
+            if rank is not slot:
+                continue
+            del self.placing.ranks[task]
+            pending = self.placing.pending(task)
+            if pending is not None:  # it died before its task reached it
+                self.placing.queue.remove(pending)
+                self._report_lost(slot, task, code)
+            elif not (task in slot.running or task in slot.cancelled or slot.finished_any):  # before its task came
+                self._failed_ranks[task] = self._lost(task, slot, code)
+
+    def _replace(self, slot: Slot) -> None:
+        self.placing.slots.remove(slot)
+        if not slot.finished_any:
+            self._early_deaths += 1
+        if self._early_deaths < _MAX_EARLY_DEATHS:
+            self._start_again(slot.number)
+        else:
+            # Every slot dies at once: starting more would only burn the machine. Try again, but slowly.
+            self._loop.call_later(_AGAIN_S, lambda: self._start_again(slot.number))
+
+    def _start_again(self, number: int) -> None:
+        self._start_slot(number)
+        self.placing.dispatch()
+
+
+def _threads_of(rank: Rank, config: NodeConfig) -> tuple[tuple[str, str], ...]:
+    """Variables of a rank that has more neighbours than the node has slots, among which the cores were divided."""
+    if rank.local_world_size <= config.slots:
+        return ()
+    return tuple((name, str(max(1, config.cores // rank.local_world_size))) for name in config.thread_variables)

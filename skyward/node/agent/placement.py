@@ -1,0 +1,292 @@
+"""Which slot gets which task, and what it must be sent before it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ...wire.blobs import Blob
+from ...wire.frames import ON_SHELF, Frame, Kind, pack
+from ...wire.layout import references
+from ...wire.tasks import TASK_HEAD
+from ..slot.link import read_blob_body
+from .blobs import NodeBlobs
+from .loop import Loop
+from .slots import Pending, Slot
+
+__all__ = ["Placing"]
+
+_OVERDUE_S = 0.25
+"""Seconds that a task waits on a shelf, while other slots go on, until another slot may have it."""
+
+
+class Placing:
+    """Tasks that wait, the slots and ranks that take them, and the functions and blobs that they stand on.
+
+    Part of the agent, and in its thread. `on_readable` is called when a slot has sent something, `on_recalled` when a
+    task that was cancelled turns out not to have begun.
+    """
+
+    def __init__(
+        self, loop: Loop, blobs: NodeBlobs, *, on_readable: Callable[[Slot], None], on_recalled: Callable[[int], None]
+    ) -> None:
+        self._loop = loop
+        self._blobs = blobs
+        self._on_readable = on_readable
+        self._on_recalled = on_recalled
+        self._functions: dict[bytes, bytes] = {}
+        self._function_blobs: dict[bytes, tuple[tuple[bytes, int], ...]] = {}
+        self.slots: list[Slot] = []
+        self.ranks: dict[int, Slot] = {}
+        """By task."""
+        self.queue: deque[Pending] = deque()
+        self.by_task: dict[int, Slot] = {}
+        """Of tasks that were sent to a slot."""
+        self.shelved: dict[int, Slot] = {}
+        """Of those the ones on a shelf, oldest first."""
+
+    # What tasks stand on --------------------------------------------------------------------------------------------
+
+    def add_function(self, frame: Frame) -> None:
+        self._functions[frame.body[:16]] = frame.body
+        self._function_blobs[frame.body[:16]] = references(frame.body, 16)
+
+    def add_blob(self, frame: Frame) -> None:
+        digest, size, _, _ = read_blob_body(frame.body)
+        self._blobs.add(Blob(digest, size, frame.fd))
+        for pending in self.queue:
+            pending.missing.discard(digest)
+        self.dispatch()
+
+    def drop_function(self, frame: Frame) -> None:
+        self._functions.pop(frame.body, None)
+        self._function_blobs.pop(frame.body, None)
+        for slot in self.slots:
+            if frame.body in slot.functions:
+                slot.functions.discard(frame.body)
+                self.send_to(slot, frame)
+
+    def drop_blob(self, frame: Frame) -> None:
+        self._blobs.drop(frame.body)
+        for pending in self.queue:
+            pending.missing = self._missing(pending.frame)
+
+    def _missing(self, frame: Frame) -> set[bytes]:
+        """Digests of the blobs that a task needs and that are not here."""
+        needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[frame.body[:16]]
+        return {digest for digest, _ in needed if digest not in self._blobs}
+
+    # Tasks ----------------------------------------------------------------------------------------------------------
+
+    def add(self, frame: Frame) -> None:
+        """A task has come."""
+        function = frame.body[:16]
+        needed = references(frame.body, TASK_HEAD.size) + self._function_blobs[function]
+        if not needed and not self.queue:  # the common case
+            slot = self._slot_for(frame.ident)
+            if slot is not None and function in slot.functions:
+                slot.running[frame.ident] = None
+                self.by_task[frame.ident] = slot
+                self._send_frame(slot, frame)
+                return
+        pending = Pending(frame, self._missing(frame))
+        self.queue.append(pending)
+        self.dispatch()
+
+    def _send_frame(self, slot: Slot, frame: Frame) -> None:
+        """A frame that stands on nothing else, to a slot."""
+        try:
+            is_empty = slot.channel.send(pack(frame.kind, frame.ident, frame.body))
+        except ConnectionError:  # it died; its zygote will say so
+            return
+        self._set_blocked(slot, not is_empty)
+
+    def dispatch(self) -> None:
+        """No slot is idle while a task could run there, and none that is busy will have to wait for its next."""
+        self._give_out()
+        while self.shelved and any(slot.room for slot in self.slots):
+            self.take_back(next(iter(self.shelved)))
+            self._give_out()
+        if self.queue:
+            self._fill_shelves()
+
+    def _give_out(self) -> None:
+        """Give tasks to slots with room, oldest first; one that waits for its blobs holds up nobody."""
+        waiting: deque[Pending] = deque()
+        room = sum(slot.room for slot in self.slots)
+        while self.queue and (room or self.ranks):
+            pending = self.queue.popleft()
+            slot = None if pending.missing else self._slot_for(pending.frame.ident)
+            if slot is None:
+                waiting.append(pending)
+                continue
+            if slot.rank is None:
+                room -= 1
+            self._begin(slot, pending)
+        if waiting:
+            waiting.extend(self.queue)
+            self.queue = waiting
+
+    def _slot_for(self, task: int) -> Slot | None:
+        if task in self.ranks:
+            return self.ranks[task]
+        best: Slot | None = None
+        most = 0
+        for slot in self.slots:
+            room = slot.room
+            if room > most:
+                best, most = slot, room
+        return best
+
+    def _begin(self, slot: Slot, pending: Pending) -> None:
+        slot.running[pending.frame.ident] = None
+        self._give(slot, pending)
+
+    def _give(self, slot: Slot, pending: Pending, *, flags: int = 0) -> None:
+        frame = pending.frame
+        function = frame.body[:16]
+        needed = references(frame.body, TASK_HEAD.size)
+        self.by_task[frame.ident] = slot
+        if function not in slot.functions:
+            slot.functions.add(function)
+            for digest, _ in self._function_blobs[function]:
+                self._send_blob(slot, digest)
+            slot.channel.queue(Kind.FUNCTION, body=self._functions[function])
+        for digest, _ in needed:
+            self._send_blob(slot, digest)
+        slot.channel.queue(frame.kind, frame.ident, frame.body, flags=flags, lane=pending.shelf_number if flags else 0)
+        for following in pending.following:
+            self._queue_stream_frame(slot, following)
+        self.flush(slot)
+
+    def _send_blob(self, slot: Slot, digest: bytes) -> None:
+        blob = self._blobs.get(digest)
+        assert blob is not None  # tasks wait until their blobs are here
+        body = digest + blob.size.to_bytes(8, "little") + bytes(8)
+        try:
+            slot.channel.queue(Kind.BLOB, body=body, fd=blob.fd)
+        except OSError:  # no descriptor is left: without it the call that needs the blob fails and says so
+            slot.channel.queue(Kind.BLOB, body=body)
+
+    def send_to(self, slot: Slot, frame: Frame) -> None:
+        slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
+        self.flush(slot)
+
+    def flush(self, slot: Slot) -> None:
+        with contextlib.suppress(ConnectionError):  # it died; its zygote will say so
+            self._set_blocked(slot, not slot.channel.flush())
+
+    def _set_blocked(self, slot: Slot, is_blocked: bool) -> None:
+        if is_blocked != slot.is_blocked:
+            slot.is_blocked = is_blocked
+            write = (lambda: self.flush(slot)) if is_blocked else None
+            self._loop.watch(slot.channel, lambda: self._on_readable(slot), write)
+
+    def pass_on(self, frame: Frame) -> None:
+        slot = self.by_task.get(frame.ident)
+        if slot is not None:
+            self._queue_stream_frame(slot, frame)
+            self.flush(slot)
+            return
+        pending = self.pending(frame.ident)
+        if pending is not None:
+            pending.following.append(frame)
+
+    def _queue_stream_frame(self, slot: Slot, frame: Frame) -> None:
+        if frame.kind == Kind.IN_ITEM:
+            for digest, _ in references(frame.body):
+                if digest in self._blobs:  # else the item fails in its task: it came in its turn, behind its blobs
+                    self._send_blob(slot, digest)
+        slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
+
+    def pending(self, task: int) -> Pending | None:
+        return next((p for p in self.queue if p.frame.ident == task), None)
+
+    def forget_unbegun(self, task: int) -> bool:
+        """False: it has begun, as far as can be known, or was never here."""
+        was_shelved = task in self.shelved
+        if was_shelved:
+            self.take_back(task)
+        pending = self.pending(task)
+        if pending is None:
+            return False
+        self.queue.remove(pending)
+        if was_shelved and self.queue:
+            self.dispatch()
+        return True
+
+    # Shelves --------------------------------------------------------------------------------------------------------
+
+    def _fill_shelves(self) -> None:
+        """Give slots that are busy what comes next. In the order of the queue, and one that waits for its blobs holds
+        up nobody; but behind a task that must wait for a free slot nothing goes on a shelf, or none would ever be free.
+        """
+        for slot in self.slots:
+            if slot.has_shelf_room:
+                self._take_back_overdue()
+                pending = self._take_first()
+                if pending is None:
+                    return
+                self._put_on_shelf(slot, pending)
+
+    def _take_first(self) -> Pending | None:
+        for pending in self.queue:
+            if not pending.missing:
+                if not pending.may_wait_in_slot:
+                    return None
+                self.queue.remove(pending)
+                return pending
+        return None
+
+    def _put_on_shelf(self, slot: Slot, pending: Pending) -> None:
+        assert slot.shelf is not None
+        pending.shelf_number = slot.shelf.put()
+        slot.shelved, slot.shelved_at = pending, time.monotonic()
+        self.shelved[pending.frame.ident] = slot
+        self._give(slot, pending, flags=ON_SHELF)
+
+    def _take_back_overdue(self) -> None:
+        """What waits behind a task that proves to be long, while other slots go on."""
+        while self.shelved:
+            task, slot = next(iter(self.shelved.items()))
+            if time.monotonic() - slot.shelved_at < _OVERDUE_S:
+                return
+            self.take_back(task)
+
+    def take_back(self, task: int) -> None:
+        """A task goes from its shelf to the front of the queue, unless its slot has begun it."""
+        slot = self.shelved.pop(task)
+        pending = slot.shelved
+        assert pending is not None
+        assert slot.shelf is not None
+        numbers = slot.shelf.take_back()
+        if pending.shelf_number not in numbers:
+            slot.take_from_shelf()
+            return
+        slot.shelved, slot.is_shelf_spent = None, True
+        self._requeue(pending)
+        for running in list(slot.running.values()):
+            # It came from the shelf before, and the slot has not begun it yet: its frame is void as well.
+            if running is not None and running.shelf_number in numbers:
+                del slot.running[running.frame.ident]
+                self._requeue(running)
+
+    def _requeue(self, pending: Pending) -> None:
+        task = pending.frame.ident
+        slot = self.by_task.pop(task)
+        if task in slot.cancelled:
+            slot.cancelled.discard(task)
+            self._on_recalled(task)
+            return
+        pending.missing = self._missing(pending.frame)
+        self.queue.appendleft(pending)
+
+    def ended(self, slot: Slot, task: int) -> None:
+        """The slot has nothing more to do with it."""
+        self.by_task.pop(task, None)
+        slot.ended(task)
+        if slot.shelved is None:
+            for running in slot.running:
+                self.shelved.pop(running, None)

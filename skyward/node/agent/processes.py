@@ -1,0 +1,125 @@
+"""The processes of a node's slots and ranks: forked by zygotes, killed, and known to be dead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+from ...wire.tasks import NodeConfig
+from ..slot.zygote import ForkOrder
+from .complaints import complain
+from .loop import Loop
+from .slots import Slot
+from .watchdog import kill_session
+from .zygotes import Zygote
+
+__all__ = ["RANK_PRELOAD", "Processes"]
+
+RANK_PRELOAD = "skyward.node.slot.worker"
+"""What a zygote has imported anyway. It stands in the preload lists of ranks, so that slots have other zygotes."""
+
+
+class Processes:
+    """Makes the process of a slot that has everything else, and says when it runs and when it has ended.
+
+    Args:
+        on_forked: called once the slot has its `pid`.
+        on_dead: called with the slot, its pid (0: it never had one) and its exit code, negative for a signal. Once or
+            more for each slot that was forked: the slot's `is_dead` says whether it was told before.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        config: NodeConfig,
+        *,
+        on_forked: Callable[[Slot], None],
+        on_dead: Callable[[Slot, int, int], None],
+    ) -> None:
+        self._loop = loop
+        self._config = config
+        self._on_forked = on_forked
+        self._on_dead = on_dead
+        self._zygotes: dict[tuple[str, ...], Zygote] = {}
+        self._by_pid: dict[int, Slot] = {}
+        self._forking: dict[int, Slot] = {}
+        self._orders = 0
+
+    def fork(self, slot: Slot, preload: tuple[str, ...], launch: bytes) -> None:
+        """Have a process forked for it, and close the child's ends here. If that fails, `on_dead` is told."""
+        slot.preload = preload
+        self._orders += 1
+        self._forking[self._orders] = slot
+        order = ForkOrder(number=self._orders, config=slot.config, launch=launch)
+        try:
+            self._zygote(preload).fork(order, slot.child_fds)
+        except OSError as error:
+            self._on_fork_failed(self._orders, f"{type(error).__name__}: {error}")
+        slot.close_child_fds()
+
+    def kill(self, slot: Slot) -> None:
+        """Kill it at once; `on_dead` is told when it has ended."""
+        if slot.is_dead:
+            return
+        if slot.pid is None:  # its zygote is busy with an import, which may never end; see "forked"
+            self._on_dead(slot, 0, -signal.SIGKILL)
+            return
+        _kill_process(slot.pid)
+
+    def close(self) -> None:
+        """End the zygotes; their children end with them."""
+        for zygote in self._zygotes.values():
+            zygote.close()
+
+    def _zygote(self, preload: tuple[str, ...]) -> Zygote:
+        zygote = self._zygotes.get(preload)
+        if zygote is None:
+            is_for_ranks = RANK_PRELOAD in preload
+            zygote = Zygote(self._loop, self._config, preload, self._on_zygote, is_for_ranks=is_for_ranks)
+            self._zygotes[preload] = zygote
+        return zygote
+
+    def _on_zygote(self, zygote: Zygote, event: tuple[object, ...]) -> None:
+        match event:
+            case ("forked", int(number), int(pid)):
+                slot = self._forking.pop(number)
+                if slot.is_dead:  # nobody waited for it any more
+                    _kill_process(pid)
+                    return
+                slot.pid = pid
+                self._by_pid[pid] = slot
+                self._on_forked(slot)
+            case ("exited", int(pid), int(status)):
+                slot_of_pid = self._by_pid.pop(pid, None)
+                if slot_of_pid is not None:
+                    self._on_dead(slot_of_pid, pid, os.waitstatus_to_exitcode(status))
+            case ("failed", int(number), str(text)):
+                self._on_fork_failed(number, text)
+            case ("gone",):
+                self._on_zygote_gone(zygote)
+
+    def _on_fork_failed(self, number: int, text: str) -> None:
+        slot = self._forking.pop(number)
+        complain(self._config.node, f"cannot start a process: {text}")
+        slot.failure = text
+        self._on_dead(slot, 0, 1)
+
+    def _on_zygote_gone(self, zygote: Zygote) -> None:
+        """Its children died with it, and nobody is left to say so."""
+        del self._zygotes[zygote.preload]
+        orphans = [slot for slot in (*self._forking.values(), *self._by_pid.values()) if slot.preload == zygote.preload]
+        for number, slot in list(self._forking.items()):
+            if slot.preload == zygote.preload:
+                del self._forking[number]
+        for slot in orphans:
+            self._by_pid.pop(slot.pid or 0, None)
+            self._on_dead(slot, slot.pid or 0, -signal.SIGKILL)
+
+
+def _kill_process(pid: int) -> None:
+    """And its session; a process that was forked just now leads none yet."""
+    kill_session(pid)
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,317 @@
+"""A connection to the agent: the client's, or the keeper's; by the agent's socket, or by a stream that was passed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable
+
+from ...errors import InternalError
+from ...wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
+from ...wire.ends import Ends
+from ...wire.frames import HAS_FD, QUIET, Frame, Kind, pack
+from ...wire.stream import MAGIC, StreamChannel
+from .complaints import complain
+from .loop import Loop
+from .output import LogBuffer
+
+__all__ = ["Session"]
+
+_PIPE_SIZE = 1 << 20
+_FINAL = (Kind.RESULT, Kind.ERROR, Kind.LOST, Kind.UNCALL)
+
+
+class _PassedEnds(Ends):
+    """Descriptors that a stub passed on. Its own connection is closed with them, and then the stub ends."""
+
+    def __init__(self, read_fd: int, write_fd: int, stub: Session) -> None:
+        super().__init__(read_fd, write_fd)
+        self.stub = stub
+        for fd in (read_fd, write_fd):
+            with contextlib.suppress(OSError):  # no pipe, or the user has many
+                fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), _PIPE_SIZE)
+
+    def close(self) -> None:
+        super().close()
+        self.stub.close()
+
+
+class Session:
+    """Frames in by `on_frame`; frames out in order of priority, output bounded by `log_limit_bytes`.
+
+    A peer that does not read delays only itself: results wait (there are never more than tasks), output is dropped
+    from the oldest on. A session with a `token` outlives its link: it keeps what it is to send until `take_over`
+    gives it another.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        channel: Channel | StreamChannel,
+        log_limit_bytes: int,
+        on_frame: Callable[[Session, Frame], None],
+        on_close: Callable[[Session], None],
+    ) -> None:
+        self._loop = loop
+        self._channel = channel
+        self._on_frame = on_frame
+        self._on_close = on_close
+        self._log_limit_bytes = log_limit_bytes
+        self._logs = LogBuffer(log_limit_bytes)
+        self._pings = 0
+        self._waiting_logs = 0
+        """Bytes of output that were queued since the channel was empty."""
+        self._is_blocked = False
+        self._bulky: set[int] = set()
+        """Tasks of which a blob was sent: what follows of them stands behind it."""
+        self._passed: list[int] = []
+        """Descriptors of a stub, until there are two."""
+        self.is_closed = False
+        self.role = ""
+        self.token = ""
+        self.link = 0
+        """Which of the client's links it has."""
+        self._stripes: dict[int, Ends] = {}
+        """Further channels of the link, until all have come."""
+        loop.watch(channel, self._read)
+
+    @property
+    def passes_fds(self) -> bool:
+        return self._channel.passes_fds
+
+    @property
+    def held_bytes(self) -> int:
+        """Of blobs that are sent, and kept until they have arrived; 0 where their descriptors are passed."""
+        return self._channel.held_bytes if isinstance(self._channel, StreamChannel) else 0
+
+    @property
+    def received(self) -> int:
+        """Counted frames; 0 where they are not counted."""
+        return self._channel.received if isinstance(self._channel, StreamChannel) else 0
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it has a link that may break."""
+        return isinstance(self._channel, StreamChannel) and self._channel.is_attached
+
+    # Links ----------------------------------------------------------------------------------------------------------
+
+    def on_attach(self, frame: Frame) -> None:
+        """A stub passes a descriptor; with the second one a session of its own begins."""
+        self._passed.append(frame.fd)
+        if len(self._passed) < 2:
+            return
+        (read_fd, write_fd), self._passed = self._passed, []
+        channel = StreamChannel(checks_blobs=True)
+        try:
+            channel.attach(_PassedEnds(read_fd, write_fd, self), 0)
+            session = Session(self._loop, channel, self._log_limit_bytes, self._on_frame, self._on_close)
+        except OSError as error:
+            complain(None, f"a channel was refused: {error}")
+            channel.close()
+            self.close()
+            return
+        self._on_close = lambda _: session._drain()
+        channel.greet(MAGIC)
+        session.flush()
+
+    def greet(self, kind: int, body: bytes) -> None:
+        """The answer to HELLO, before anything else."""
+        if isinstance(self._channel, StreamChannel):
+            self._channel.greet(pack(kind, body=body))
+            self.flush()
+        else:
+            self.send(kind, body=body)
+
+    def take_over(self, other: Session, peer_received: int) -> None:
+        """Go on over the link of another session, which is then closed."""
+        assert isinstance(self._channel, StreamChannel)
+        assert isinstance(other._channel, StreamChannel)
+        self._detach()
+        self._channel.attach(self._ends_of(other), peer_received)
+        self._loop.watch(self._channel, self._read)
+
+    def _ends_of(self, other: Session) -> Ends:
+        """The link of another session, which is closed with it."""
+        assert isinstance(other._channel, StreamChannel)
+        other._unwatch()
+        other.is_closed = True
+        ends = other._channel.release()
+        assert isinstance(ends, _PassedEnds)
+        ends.stub._on_close = lambda _: self._drain()
+        return ends
+
+    def widen(self, other: Session, stripe: int, stripes: int) -> None:
+        """Another session's link is a further channel of this one's; once all have come they are used."""
+        assert isinstance(self._channel, StreamChannel)
+        self._stripes[stripe] = self._ends_of(other)
+        if len(self._stripes) < stripes - 1:
+            return
+        more, self._stripes = [ends for _, ends in sorted(self._stripes.items())], {}
+        self._unwatch()
+        try:
+            self._channel.widen(more, turns=False)
+        except OSError as error:  # the client counts on them, so it makes another link
+            complain(None, f"a link got no further channels: {error}")
+            for ends in more:
+                ends.close()
+            self._channel.detach()
+            return
+        self._loop.watch(self._channel, self._read)
+        self.flush()
+
+    def _detach(self) -> None:
+        if isinstance(self._channel, StreamChannel) and self._channel.is_attached:
+            self._unwatch()
+            self._channel.detach()
+        self._drop_stripes()
+
+    def _drop_stripes(self) -> None:
+        stripes, self._stripes = self._stripes, {}
+        for ends in stripes.values():
+            ends.close()
+
+    def _unwatch(self) -> None:
+        self._set_blocked(False)
+        self._loop.forget(self._channel)
+
+    def _drain(self) -> None:
+        """The stub has ended: what it left in the stream is all that comes."""
+        channel = self._channel
+        assert isinstance(channel, StreamChannel)
+        while not self.is_closed and channel.is_attached:
+            if not self._read():
+                self._link_gone()
+
+    def _link_gone(self) -> None:
+        if self.token:
+            self._detach()
+        else:
+            self.close()
+
+    # In -------------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> bool:
+        """One read; False: nothing was there."""
+        try:
+            for frame in self._channel.receive():
+                self._on_frame(self, frame)
+                if self.is_closed:
+                    return True
+        except BlockingIOError:  # no more frames for now
+            return False
+        except ChannelClosed:
+            self._link_gone()
+        except (InternalError, OSError) as error:
+            # What comes is no frame, or a blob that there is no room for: nothing can be made of what follows either.
+            complain(None, f"a connection to the agent was closed: {error}")
+            self.close()
+        else:
+            if self._channel.pings != self._pings:  # a client that asks is a sign of life as good as its keeper's
+                self._pings = self._channel.pings
+                self._on_frame(self, Frame(Kind.LEASE, 0, 0, 0, b""))
+            if self._channel.needs_flush:
+                self.flush()
+        return True
+
+    # Out ------------------------------------------------------------------------------------------------------------
+
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0, fd: int = -1) -> None:
+        """Control frames and blobs."""
+        self._channel.queue(kind, ident, body, lane=lane, fd=fd, priority=BLOBS if kind == Kind.BLOB else CONTROL)
+        self.flush()
+
+    def send_result(self, frame: Frame) -> None:
+        """A frame of a task, with the blob that may ride on it; behind all output that came before it."""
+        if self.is_closed:
+            return
+        flags = frame.flags & ~(HAS_FD | QUIET)
+        priority = self._priority(frame)
+        if frame.fd < 0 and not self._logs and not self._is_blocked:
+            try:
+                is_empty = self._channel.send(
+                    pack(frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane), priority
+                )
+            except ChannelClosed:
+                return  # `_read` closes, behind what the peer sent before it went: a SHUTDOWN, say
+            self._set_blocked(not is_empty)
+            return
+        self._queue_logs()
+        self._channel.queue(
+            frame.kind, frame.ident, frame.body, flags=flags, lane=frame.lane, fd=frame.fd, priority=priority
+        )
+        self.flush()
+
+    def _priority(self, frame: Frame) -> int:
+        """On a stream a blob takes its time: other results go first, and those of its own task go behind it."""
+        if self._channel.passes_fds:
+            return RESULTS
+        if frame.kind == Kind.BLOB:
+            self._bulky.add(frame.ident)
+        elif frame.ident not in self._bulky:
+            return RESULTS
+        elif frame.kind in _FINAL:
+            self._bulky.discard(frame.ident)
+        return BLOBS
+
+    def call_ended(self, call: int) -> None:
+        """Nothing more is sent of a call that a task made."""
+        self._bulky.discard(call)
+
+    def add_log(self, task: int, stream: int, text: bytes) -> None:
+        self._logs.add(task, stream, text)
+
+    def flush(self) -> None:
+        if self.is_closed:
+            return
+        try:
+            if not self._is_blocked and self._logs and not self._channel.has_output:
+                self._queue_logs()
+            is_empty = self._channel.flush()
+            if self._logs and not self._channel.has_output:
+                self._queue_logs()
+                is_empty = self._channel.flush()
+        except ChannelClosed:
+            return  # as above
+        self._set_blocked(not is_empty)
+
+    def _set_blocked(self, is_blocked: bool) -> None:
+        if is_blocked == self._is_blocked:
+            return
+        self._is_blocked = is_blocked
+        read_fd, write_fd = self._channel.fileno(), self._channel.write_fileno()
+        if read_fd == write_fd:
+            self._loop.watch(read_fd, self._read, self._unblocked if is_blocked else None)
+        elif is_blocked:
+            self._loop.watch(write_fd, self._unblocked, self._unblocked)
+        else:
+            self._loop.forget(write_fd)
+
+    def _unblocked(self) -> None:
+        self.flush()
+        if not self._is_blocked and self._logs:
+            self.flush()
+
+    def _queue_logs(self) -> None:
+        """Output stands before the value that is sent next; a peer that takes nothing is kept no more of it."""
+        if not self._channel.has_output:
+            self._waiting_logs = 0
+        if self._waiting_logs >= self._log_limit_bytes:
+            self._logs.drop()
+            return
+        for task, stream, text in self._logs.take():
+            self._waiting_logs += len(text)
+            self._channel.queue(Kind.LOG, task, text, lane=stream, priority=RESULTS)
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._unwatch()
+        self._channel.close()
+        self._drop_stripes()
+        for fd in self._passed:
+            with contextlib.suppress(OSError):  # closed already
+                os.close(fd)
+        self._on_close(self)

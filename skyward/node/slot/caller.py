@@ -1,0 +1,229 @@
+"""Calls that a running task makes of other nodes of its pool; see `handle` for what users hold.
+
+The client places them, as it does all calls. A slot's own socket is read between calls only, so a task that calls has
+a connection of its own to its node's agent, a thread that reads it, and one that writes: the main thread may be
+interrupted within anything that it does, and a frame must not be cut in two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import threading
+from typing import Any
+
+import cloudpickle
+
+from ...calls.compute import PendingCompute
+from ...calls.futures import Future, Undecoded, this_thread
+from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError
+from ...wire.blobs import Blob
+from ...wire.channel import ChannelClosed
+from ...wire.failures import decode_failure
+from ...wire.frames import Frame, Kind
+from ...wire.layout import parse
+from ...wire.nested_calls import IS_NESTED, NestedCall, Outcome, message_of, packed, payload_in
+from ...wire.payloads import Encoded, decode, encode
+from .link import connect_task, read_blob_body
+from .runtime import Call
+
+__all__ = ["Caller", "caller_of", "end"]
+
+_JOIN_S = 1.0
+
+_open: dict[int, Caller] = {}
+"""By the task that calls."""
+_lock = threading.Lock()
+
+
+def caller_of(call: Call) -> Caller:
+    """What sends the calls of a running task. Raises PoolClosed: its agent cannot be reached."""
+    with _lock:
+        caller = _open.get(call.task)
+        if caller is None:
+            try:
+                caller = Caller(call.agent, call.task)
+            except OSError as error:
+                raise PoolClosed(f"the node's agent cannot be reached: {error}") from error
+            _open[call.task] = caller
+        return caller
+
+
+def end(task: int) -> None:
+    """The task has ended: what it has called, and has not ended, is cancelled. For the slot."""
+    if _open:
+        with _lock:
+            caller = _open.pop(task, None)
+        if caller is not None:
+            caller.close()
+
+
+class Caller:
+    """The calls of one task. Any thread may call."""
+
+    def __init__(self, agent: str, task: int) -> None:
+        self._task = task
+        self._link = connect_task(agent, task, "caller")
+        self._futures: dict[int, Future[Any]] = {}
+        self._arrived: dict[int, dict[bytes, Blob]] = {}
+        self._outbox: queue.SimpleQueue[tuple[int, int, Encoded | None]] = queue.SimpleQueue()
+        self._is_closed = False
+        self._threads = [
+            threading.Thread(target=run, name=f"skyward-calls-{what}", daemon=True)
+            for what, run in (("in", self._read), ("out", self._write))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, pending: PendingCompute[Any], where: list[dict[str, Any]]) -> list[Future[Any]]:
+        """Send the call once for each of `where`: fields of NestedCall that say to which nodes, and as what.
+
+        Raises ArgumentNotPicklable.
+        """
+        function, arguments = _payloads(pending)
+        launch = pickle.dumps(pending.fn.launch) if pending.fn.launch.is_gang else b""
+        options = cloudpickle.dumps(pending.options)
+        futures = []
+        for place in where:
+            call = NestedCall(
+                parent=self._task,
+                name=pending.name,
+                function=function.body,
+                arguments=arguments.body,
+                options=options,
+                launch=launch,
+                **place,
+            )
+            futures.append(self._send(packed(call, (*function.blobs, *arguments.blobs))))
+        return futures
+
+    def _send(self, message: Encoded) -> Future[Any]:
+        number = int.from_bytes(os.urandom(8), "little") | IS_NESTED
+        future: Future[Any] = Future(lambda _: self._cancel(number))
+        self._futures[number] = future
+        if self._is_closed:  # in this very moment
+            self._give_up()
+        # Of its own: they are closed when they were sent, and the same may go to several nodes.
+        blobs = tuple(Blob(blob.digest, blob.size, os.dup(blob.open())) for blob in message.blobs)
+        self._outbox.put((Kind.CALL, number, Encoded(message.body, blobs)))
+        future.set_running()
+        return future
+
+    def _cancel(self, number: int) -> None:
+        if self._futures.pop(number, None) is not None:
+            self._outbox.put((Kind.UNCALL, number, None))
+
+    def close(self) -> None:
+        """Cancel what is open; nobody waits any more when this returns. The agent tells the client."""
+        self._is_closed = True
+        self._give_up()
+        self._outbox.put((0, 0, None))
+        self._link.shut_down()
+        for thread in self._threads:
+            thread.join(_JOIN_S)
+
+    def _give_up(self, error: BaseException | None = None) -> None:
+        for number in reversed(list(self._futures)):  # none that waits begins in the place of one that is stopped
+            future = self._futures.pop(number, None)
+            if future is not None and error is not None:
+                future.settle_error(error)
+            elif future is not None:
+                future.cancel()
+
+    # Threads --------------------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while True:
+            kind, number, message = self._outbox.get()
+            if not kind:
+                return
+            try:
+                if message is None:
+                    self._link.send(kind, number)
+                else:
+                    self._link.send_payload(kind, number, message)
+            except OSError:
+                return  # the one that reads sees it, too
+            except BaseException as error:
+                self._is_closed = True
+                self._give_up(error)
+                return
+
+    def _read(self) -> None:
+        this_thread.brings_values = True
+        with contextlib.closing(self._link):
+            try:
+                while True:
+                    self._on_frame(self._link.receive())
+            except (ChannelClosed, OSError):
+                self._is_closed = True
+                self._give_up(PoolClosed("the node's agent is gone, and with it the calls of this task"))
+            except BaseException as error:
+                self._is_closed = True
+                self._give_up(error)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.kind == Kind.BLOB:
+            digest, size, _, _ = read_blob_body(frame.body)
+            self._arrived.setdefault(frame.ident, {})[digest] = Blob(digest, size, frame.fd)
+        elif frame.kind == Kind.OUTCOME:
+            blobs = self._arrived.pop(frame.ident, {})
+            future = self._futures.pop(frame.ident, None)
+            if future is not None:
+                _settle(future, Outcome(*message_of(frame.body, blobs)), blobs)
+
+
+def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
+    parts: list[tuple[str, Any]] = [
+        (f"the function {pending.name!r}", pending.fn),
+        (f"an argument of {pending.name}()", (pending.args, pending.kwargs)),
+    ]
+    made = []
+    for what, value in parts:
+        try:
+            made.append(encode(value, Blob.snapshot))
+        except Exception as error:
+            raise ArgumentNotPicklable(
+                f"{what} cannot be sent: {type(error).__name__}: {error}; send plain data, arrays or paths",
+                argument=pending.name,
+            ) from error
+    return made[0], made[1]
+
+
+def _settle(future: Future[Any], outcome: Outcome, blobs: dict[bytes, Blob]) -> None:
+    """What it means is unpickled by whoever asks."""
+
+    def value(payload: bytes) -> Any:
+        came = payload_in(payload, blobs)
+        return decode(parse(came.body), came.blobs)
+
+    def failed() -> None:
+        failure, where, node, task, log_tail = pickle.loads(outcome.payloads[0])
+        raise decode_failure(failure, where=where, node=node, task=task, log_tail=log_tail)
+
+    def error() -> None:
+        try:
+            came = pickle.loads(outcome.payloads[0])
+        except Exception as why:  # its class is unknown here
+            raise RemoteError(f"a call failed with an error that cannot be rebuilt here: {why}") from why
+        raise came
+
+    if outcome.status == "value":
+        future.settle(Undecoded(lambda: value(outcome.payloads[0])))
+    elif outcome.status == "values":
+        future.settle(Undecoded(lambda: [value(payload) for payload in outcome.payloads]))
+    elif outcome.status == "cancelled":
+        future.cancel()
+    else:
+        future.settle_error(Undecoded(failed if outcome.status == "failed" else error))
+
+
+def _forget_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _open.clear()  # the connections, and what waits on them, are the parent's
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

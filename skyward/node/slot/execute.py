@@ -1,0 +1,334 @@
+"""Runs one task in a slot: a call, a chunk of calls, or a generator; and sends what comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+from ...core.process import PACKAGE_ROOT
+from ...errors import NotRun, ResultNotPicklable, TaskExited, UsageError
+from ...wire.blobs import Blob
+from ...wire.failures import encode_failure, stamp_as
+from ...wire.frames import Frame, Kind
+from ...wire.payloads import Encoded, decode, encode, parse
+from ...wire.pull import PullRefused
+from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, unpack_task
+from .functions import Functions, explain_load_error
+from .link import Replies
+
+__all__ = ["FLUSH_NS", "Arrived", "Cancelled", "Guard", "Inbox", "TaskRun"]
+
+FLUSH_NS = 5_000_000
+"""Nanoseconds. A chunk's results are sent at least this often (between two calls), so that the death of a slot loses
+the results of the last few milliseconds at most."""
+TINY_NS = 20_000
+"""Nanoseconds. Calls that take less are run in blocks: looking at the clock after each would cost more than they do."""
+BLOCK = 32
+"""Calls of a block at most. The death of a slot in a block counts all its calls as begun."""
+
+_OURS = os.path.join(PACKAGE_ROOT, "skyward")
+_counter = 0
+
+
+class Cancelled(BaseException):
+    """The client wants this task no more. Not an Exception: user code must not swallow it by accident."""
+
+
+Arrived = tuple[Frame, tuple[Blob, ...]]
+"""A frame and the blobs that it needs."""
+
+
+class Inbox(Protocol):
+    """Frames about the running task: credit, input items, close."""
+
+    def wait(self) -> Arrived: ...
+    def waiting(self) -> Iterator[Arrived]: ...
+
+
+class Guard(Protocol):
+    """Says when user code runs, so that a cancel may interrupt it and nothing else; see `guards`."""
+
+    def user_code(self) -> contextlib.AbstractContextManager[None]: ...
+    def our_code(self) -> contextlib.AbstractContextManager[None]: ...
+
+    is_copy: bool
+    """The process was forked by user code: it ends where that does, here and now."""
+
+    @property
+    def index_cell(self) -> tuple[memoryview, int]:
+        """Where the offset of each call of a chunk is written when it begins."""
+        ...
+
+
+def put_result_blob(data: memoryview) -> Blob:
+    """Results are not named by content: nobody sends them twice, and hashing is a third of a copy's time."""
+    global _counter  # unique in this process, with the pid unique on the node
+    _counter += 1
+    return Blob.unnamed(data.cast("B"), struct.pack("<QQ", os.getpid(), _counter))
+
+
+@dataclass(slots=True)
+class TaskRun:
+    """One task, from its frame to its last frame."""
+
+    frame: Frame
+    link: Replies
+    functions: Functions
+    blobs: tuple[Blob, ...]
+    inbox: Inbox
+    guard: Guard
+    deliver: bool = True
+    """False: run it and send an empty result; nobody will look at it."""
+    before: Callable[[], None] | None = None
+    """Runs first, as part of the task: the pool's initializer."""
+    at_end: Callable[[int], int] = lambda task: 0
+    """Runs when user code is done, before the last frame, and gives its flags: it marks the end of the output."""
+    _thread: int = 0
+    """The one that runs the task; 0 when it has ended."""
+    _credit: int = 0
+    _inputs: dict[int, deque[Arrived]] = field(default_factory=dict)
+    _index: int | None = None
+
+    def run(self) -> None:
+        """Never raises for what the user's code does; raises ChannelClosed when the agent is gone."""
+        frame = self.frame
+        self._thread = threading.get_ident()
+        started = time.perf_counter_ns()
+        try:
+            head = unpack_task(frame.body)
+            function, payload = self._load(head)
+            if head.mode == Mode.CHUNK:
+                result = self._run_chunk(function, payload, head.number)
+            elif head.mode == Mode.STREAM:
+                result = self._run_stream(function, payload, head)
+            else:
+                result = self._run_call(function, payload, head)
+        except BaseException as error:
+            self._send_error(error)
+        else:
+            task = frame.ident
+            flags = self.at_end(task)
+            self.link.send_payload(Kind.RESULT, task, result, time.perf_counter_ns() - started, flags=flags)
+        finally:
+            self._thread = 0
+
+    # Loading --------------------------------------------------------------------------------------------------------
+
+    def _load(self, head: TaskHead) -> tuple[Callable[..., Any], Any]:
+        # User modules are imported here: it is user code, and may be interrupted.
+        with self.guard.user_code():
+            if self.before is not None:
+                self.before()
+            function = self.functions.get(head.function)
+            parsed = parse(self.frame.body, TASK_HEAD.size)
+            try:
+                payload = decode(parsed, self.blobs)
+            except PullRefused:
+                raise
+            except Exception as error:
+                raise explain_load_error(error, "an argument") from error
+            return function, payload
+
+    # Kinds of tasks -------------------------------------------------------------------------------------------------
+
+    def _run_call(self, function: Callable[..., Any], payload: Any, head: TaskHead) -> Encoded:
+        args, kwargs = self._with_inputs(payload) if head.inputs else payload
+        with self.guard.user_code():
+            value = function(*args, **kwargs)
+        return self._encode(value if self.deliver else None)
+
+    def _run_chunk(self, function: Callable[..., Any], payload: Any, first: int) -> Encoded:
+        items, star, return_exceptions, limit_ns = payload
+        results: list[Any] = []
+        sent, end, block = first, first + len(items), 1
+        page, index_at = self.guard.index_cell
+        clock = time.perf_counter_ns
+        began = clock()
+        flush_at = began + FLUSH_NS
+        stop_at = math.inf if limit_ns is None else began + limit_ns
+        source = iter(items)
+        with self.guard.user_code():
+            while (at := sent + len(results)) < end:
+                page[index_at] = min(at + block, end) - first - 1
+                append = results.append
+                try:
+                    if star:
+                        for item in islice(source, block):
+                            append(function(*item))
+                    else:
+                        for item in islice(source, block):
+                            append(function(item))
+                except Exception as error:
+                    if not return_exceptions:
+                        self._index = sent + len(results)
+                        with self.guard.our_code():
+                            self._send_part(sent, results)
+                        raise
+                    append(_Raised(error))
+                if self.guard.is_copy:
+                    break
+                now = clock()
+                block = min(2 * block, BLOCK) if now - began < block * TINY_NS else 1
+                began = now
+                if now >= flush_at and sent + len(results) < end:
+                    with self.guard.our_code():
+                        self._send_part(sent, results, return_exceptions)
+                    sent, results, began = sent + len(results), [], clock()
+                    flush_at = began + FLUSH_NS
+                if now >= stop_at:
+                    break  # what has not begun goes back
+        return self._encode_results(sent, results, return_exceptions)
+
+    def _send_part(self, start: int, results: list[Any], return_exceptions: bool = False) -> None:
+        if results:
+            payload = self._encode_results(start, results, return_exceptions)
+            self.link.send_payload(Kind.PART, self.frame.ident, payload)
+
+    def _encode_results(self, start: int, results: list[Any], return_exceptions: bool) -> Encoded:
+        """One result that cannot be pickled fails its own call and no other."""
+        try:
+            return self._encode((start, _portable(results) if return_exceptions else results))
+        except ResultNotPicklable:
+            for offset, result in enumerate(results):
+                try:
+                    if type(result) is not _Raised:
+                        self._encode(result)
+                except ResultNotPicklable as error:
+                    if not return_exceptions:
+                        self._index = start + offset
+                        self._send_part(start, results[:offset])
+                        raise
+                    results[offset] = _Raised(error)
+            return self._encode((start, _portable(results)))
+
+    def _run_stream(self, function: Callable[..., Any], payload: Any, head: TaskHead) -> Encoded:
+        self._credit = head.number
+        args, kwargs = self._with_inputs(payload) if head.inputs else payload
+        with self.guard.user_code():
+            generator = iter(function(*args, **kwargs))
+        try:
+            while True:
+                with self.guard.user_code():
+                    try:
+                        item = next(generator)
+                    except StopIteration as stop:
+                        return self._encode(stop.value)
+                self.link.send_payload(Kind.ITEM, self.frame.ident, self._encode(item))
+                self._credit -= 1
+                self._take(self.inbox.waiting())
+                while self._credit <= 0:
+                    self._take([self.inbox.wait()])
+        finally:
+            close = getattr(generator, "close", None)
+            if close is not None:
+                with self.guard.user_code():
+                    close()
+
+    # Streams --------------------------------------------------------------------------------------------------------
+
+    def _take(self, arrived: Iterable[Arrived]) -> None:
+        for frame, blobs in arrived:
+            if frame.ident != self.frame.ident:
+                continue  # about a task that has ended
+            if frame.kind == Kind.CREDIT:
+                self._credit += int.from_bytes(frame.body, "little")
+            elif frame.kind == Kind.CLOSE:
+                raise Cancelled
+            elif frame.kind in (Kind.IN_ITEM, Kind.IN_END, Kind.IN_ERROR):
+                self._inputs.setdefault(frame.lane, deque()).append((frame, blobs))
+
+    def _with_inputs(self, payload: Any) -> Any:
+        args, kwargs = payload
+
+        def opened(value: Any) -> Any:
+            return self._input(value.lane) if isinstance(value, InputStream) else value
+
+        return tuple(opened(a) for a in args), {k: opened(v) for k, v in kwargs.items()}
+
+    def _input(self, lane: int) -> Iterator[Any]:
+        """The user's end of an input stream: one credit for each item taken."""
+        queue = self._inputs.setdefault(lane, deque())
+        while True:
+            if threading.get_ident() != self._thread:  # it would take the frames of whatever runs now
+                raise UsageError(
+                    "an iterator that was given as an argument can be read only by the thread that runs the function, "
+                    "and only until the function ends; read it there and hand the items on"
+                )
+            with self.guard.our_code():
+                while not queue:
+                    self._take([self.inbox.wait()])
+                frame, blobs = queue.popleft()
+                if frame.kind == Kind.IN_ITEM:
+                    self.link.send(Kind.IN_CREDIT, self.frame.ident, lane=lane)
+            if frame.kind == Kind.IN_END:
+                return
+            if frame.kind == Kind.IN_ERROR:
+                raise UsageError("the iterator that was given as an argument raised on the client")
+            yield decode(parse(frame.body), blobs)
+
+    # Sending --------------------------------------------------------------------------------------------------------
+
+    def _encode(self, value: Any) -> Encoded:
+        try:
+            return encode(value, put_result_blob)
+        except Exception as error:
+            raise ResultNotPicklable(_why_not(value, error)) from error
+
+    def _send_error(self, error: BaseException) -> None:
+        is_cancelled = isinstance(error, Cancelled | KeyboardInterrupt)
+        if isinstance(error, SystemExit):
+            error = _exited(error)
+        body = encode_failure(error, is_cancelled=is_cancelled, index=self._index, hide=_OURS)
+        flags = self.at_end(self.frame.ident)
+        self.link.send(Kind.ERROR, self.frame.ident, body, flags=flags)
+
+
+def _why_not(value: Any, error: Exception) -> str:
+    """Why a value cannot be sent, and what to return instead."""
+    kind = type(value).__qualname__
+    if isinstance(error, NotRun):
+        return f"the function returned a {kind}: {error}"
+    advice = "return plain data, arrays or a state dict instead"
+    if isinstance(value, Iterator):
+        advice = "to stream its items, yield them in the function itself; to return all of them, return a list"
+    elif isinstance(value, Coroutine):
+        advice = "return asyncio.run(...) of it"
+    return f"the function returned a {kind} that cannot be pickled: {type(error).__name__}: {error}; {advice}"
+
+
+def _exited(error: SystemExit) -> TaskExited:
+    exited = TaskExited(
+        f"the function called sys.exit({error.code!r}); a task ends by returning a value or raising an error",
+        code=error.code if isinstance(error.code, int | str | None) else str(error.code),
+    )
+    stamp_as(exited, instead_of=error)
+    return exited.with_traceback(error.__traceback__)
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """An exception among the results of a chunk, before it is made portable."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class RaisedItem:
+    """An exception among the results of a chunk; `failure` is an encoded Failure."""
+
+    failure: bytes
+
+
+def _portable(results: list[Any]) -> list[Any]:
+    if _Raised not in set(map(type, results)):
+        return results
+    return [RaisedItem(encode_failure(r.error, hide=_OURS)) if type(r) is _Raised else r for r in results]

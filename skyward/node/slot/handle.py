@@ -1,0 +1,133 @@
+"""What a pool, or a part of it, becomes in a task: a target of calls that goes by the task's own node to the client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ...calls.active import Dispatcher, open_pools
+from ...calls.compute import PendingCompute
+from ...calls.futures import Future
+from ...calls.results import value_of, values_of
+from ...calls.target import CallTarget
+from ...errors import PoolClosed, UsageError
+from ...wire.tasks import CallKind
+from .caller import Caller, caller_of
+from .runtime import current_call
+
+__all__ = ["TargetHandle"]
+
+T = TypeVar("T")
+
+
+class TargetHandle(CallTarget):
+    """A pool, or some of its nodes, that was passed to a task of that pool, as an argument or in a closure.
+
+    There it is a target again: `f(x) > target` gives a future, `f(x) >> target` the value, `@` one value for each of
+    the nodes, and `&` joins calls. Any thread of the task may use it (in `executor="thread"` the task's own thread
+    only), and any rank of a gang.
+
+    - The calls go through the client, which places them before all that waits, and back. Arrays and tensors travel
+      as blobs, behind all other frames. Generator functions and iterators as arguments are refused with UsageError.
+    - When the task ends or fails, or is cancelled, what it has called and has not ended is cancelled.
+    - Errors come back as themselves.
+    - The task keeps its slot while it waits. A call is refused with UsageError if it could never start, because all
+      the slots that it may go to are held by tasks that wait for such calls.
+
+    In the process that opened the pool a handle means the pool itself. Elsewhere, and once the pool is closed, its use
+    raises PoolClosed; in a task of another pool UsageError.
+    """
+
+    def __init__(self, pool: str, nodes: tuple[int, ...], is_whole: bool, label: str, total_slots: int) -> None:
+        """`is_whole`: ordinary calls to the whole pool. `label`: how it is called in messages."""
+        self._sender = TaskSender(pool=pool, numbers=nodes, is_whole=is_whole, label=label, slots=total_slots)
+
+    def __repr__(self) -> str:
+        return str(self._sender)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TargetHandle) and other._sender == self._sender
+
+    def __hash__(self) -> int:
+        return hash(self._sender)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSender:
+    """Sends calls by the node's agent of the task that runs in this thread; see `Sender`.
+
+    In the process that opened the pool it sends them to the pool itself.
+    """
+
+    pool: str
+    numbers: tuple[int, ...]
+    is_whole: bool
+    label: str
+    slots: int
+
+    def __str__(self) -> str:
+        return f"<{self.label} of pool {self.pool}>"
+
+    def run(self, pending: PendingCompute[T]) -> T:
+        there = self._there()
+        value: T = value_of(self._send(there, pending)) if isinstance(there, Caller) else there.run(pending)
+        return value
+
+    def submit(self, pending: PendingCompute[T]) -> Future[T]:
+        there = self._there()
+        if isinstance(there, Caller):
+            return self._send(there, pending)
+        return there.submit(pending)  # type: ignore[return-value]  # a pool's are ours
+
+    submit_part = submit
+
+    def broadcast(self, pending: PendingCompute[T]) -> list[T]:
+        there = self._there()
+        if not isinstance(there, Caller):
+            return there.broadcast(pending)
+        _refuse_streams(pending)
+        if pending.fn.launch.is_gang:
+            (future,) = there.submit(pending, [{"kind": int(CallKind.GANG), "nodes": self.numbers, "is_on_all": True}])
+            values: list[T] = value_of(future)
+            return values
+        shared = {"kind": int(CallKind.BROADCAST), "parts": len(self.numbers), "first_node": self.numbers[0]}
+        where = [{**shared, "nodes": (node,), "part": part} for part, node in enumerate(self.numbers)]
+        return values_of(there.submit(pending, where))
+
+    def failures(self) -> None:
+        """Count no failures: only a pool does, to tell of those that nobody has read."""
+
+    def _send(self, caller: Caller, pending: PendingCompute[T]) -> Future[T]:
+        _refuse_streams(pending)
+        kind = int(CallKind.GANG if pending.fn.launch.is_gang else CallKind.PLAIN)
+        (future,) = caller.submit(pending, [{"kind": kind, "nodes": None if self.is_whole else self.numbers}])
+        return future
+
+    def _there(self) -> Caller | Dispatcher:
+        call = current_call()
+        if call is not None and call.info.job_id == self.pool:
+            return caller_of(call)
+        for pool in open_pools():
+            if getattr(pool, "job_id", None) == self.pool:
+                return pool if self.is_whole else pool.nodes(self.numbers)  # type: ignore[attr-defined]
+        if call is not None:
+            raise UsageError(
+                f"{self} is of another pool than this task ({call.info.job_id}); a task can call its own pool only"
+            )
+        raise PoolClosed(
+            f"{self}: its pool is not open here; a pool that was passed on can be used in the pool's own tasks, "
+            "and in the process that opened it while it is open"
+        )
+
+
+def _refuse_streams(pending: PendingCompute[Any]) -> None:
+    if pending.fn.is_generator:
+        raise UsageError(
+            f"{pending.name!r} is a generator function, whose values cannot be streamed to a task; return a list"
+        )
+    if pending.fn.iterator_parameters:
+        names = ", ".join(pending.fn.iterator_parameters)
+        raise UsageError(
+            f"{pending.name!r} takes an iterator ({names}), which cannot be streamed from a task; pass a list to "
+            "a parameter that is not annotated Iterator"
+        )

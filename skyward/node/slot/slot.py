@@ -1,0 +1,188 @@
+"""What process and thread slots share: functions, blobs, the pool's topology, and the way a task is run."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ...errors import InitializerFailed
+from ...values.topology import InstanceInfo, NetworkInfo, Rank
+from ...wire.blobs import Blob
+from ...wire.frames import Frame, Kind
+from ...wire.layout import references
+from ...wire.tasks import CallKind, Topology, unpack_task
+from . import answers, caller
+from .execute import Cancelled, Inbox, TaskRun
+from .functions import Functions
+from .guards import SlotGuard
+from .link import Link, Replies, read_blob_body
+from .runtime import Call, enter_call
+from .stdio import ProcessStreams, ThreadStreams
+
+__all__ = ["Slot", "SlotConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotConfig:
+    """What a slot process is told when it is forked."""
+
+    number: int
+    lanes: int = 1
+    executor: Literal["process", "thread"] = "process"
+    token: bytes
+    workers_per_node: int = 1
+    rank: Rank | None = None
+    deliver: bool = True
+    """False: the rank's value is not wanted."""
+    env: tuple[tuple[str, str], ...] = field(default=())
+    notice_file: str = ""
+    """See NodeConfig."""
+    agent: str = ""
+    """Path of the agent's socket."""
+
+
+class Slot:
+    """What process and thread slots share: functions, blobs, the pool's topology."""
+
+    def __init__(self, link: Link, config: SlotConfig, prepare: Callable[[], None] | None) -> None:
+        self.link = link
+        self.config = config
+        self._prepare = prepare
+        self.functions = Functions()
+        self._arrived: dict[bytes, Blob] = {}
+        self.topology: Topology | None = None
+        self._infos: dict[int, InstanceInfo] = {}
+        self._initialized = False
+        self._initialize_lock = threading.Lock()
+
+    def keep(self, frame: Frame) -> bool:
+        """Take in what tasks stand on; False if the frame is something else."""
+        if frame.kind == Kind.FUNCTION:
+            self.functions.add(frame.body[:16], frame.body[16:], self.blobs_of(frame, 16))
+        elif frame.kind == Kind.BLOB:
+            digest, size, _, _ = read_blob_body(frame.body)
+            self._arrived[digest] = Blob(digest, size, frame.fd)
+        elif frame.kind == Kind.SLOT_CONFIG:
+            self.topology = pickle.loads(frame.body)
+        elif frame.kind == Kind.DROP_FUNCTION:
+            self.functions.drop(frame.body)
+        else:
+            return False
+        return True
+
+    def drop(self, frame: Frame) -> None:
+        """The frame is about a task that has ended; so are the blobs that came with it."""
+        if frame.kind == Kind.IN_ITEM:
+            for digest, _ in references(frame.body):
+                self._arrived.pop(digest, None)
+
+    def blobs_of(self, frame: Frame, start: int) -> tuple[Blob, ...]:
+        """The blobs that came before the frame because it needs them; its payload begins at `start`.
+
+        Asked when the frame is read: the next one may need the same blob, and then it comes again.
+        """
+        if not self._arrived:
+            return ()
+        names = [digest for digest, _ in references(frame.body, start)]
+        found = {digest: self._arrived.pop(digest) for digest in set(names)}
+        return tuple(found[digest] for digest in names)
+
+    def call(self, frame: Frame, lane: int) -> Call:
+        topology, config = self.topology, self.config
+        assert topology is not None  # the agent sends it before any task
+        info = self._infos.get(lane)
+        if info is None:
+            info = self._infos[lane] = _info(topology, config, lane)
+        head = unpack_task(frame.body)
+        if head.kind == CallKind.BROADCAST:
+            address = topology.peers[head.first_node].private_ip
+            info = replace(info, part=head.part, parts=head.parts, head_addr=address)
+        return Call(frame.ident, info, config.rank, config.agent)
+
+    def initialize(self) -> None:
+        """What a rank's integrations prepare, then the pool's initializer; once in this process, before its first
+        task.
+        """
+        with self._initialize_lock:
+            if self._initialized:
+                return
+            if self._prepare is not None:
+                self._prepare()
+            assert self.topology is not None
+            try:
+                if self.topology.initializer is not None:
+                    function, args = pickle.loads(self.topology.initializer)
+                    function(*args)
+            except Exception as error:
+                raise InitializerFailed(f"the pool's initializer raised {type(error).__name__}: {error}") from error
+            self._initialized = True
+
+    def run(
+        self,
+        frame: Frame,
+        blobs: tuple[Blob, ...],
+        lane: int,
+        guard: SlotGuard,
+        inbox: Inbox,
+        streams: ProcessStreams | ThreadStreams,
+        *,
+        whole_process: bool,
+        replies: Replies | None = None,
+    ) -> None:
+        """One task from frame to last frame. Raises ChannelClosed, or what else kept the last frame from being sent:
+        then the page still names the task when the process ends, which it is to do.
+        """
+        has_answered = False
+        streams.begin()
+        guard.begin(frame.ident)
+        enter_call(self.call(frame, lane), whole_process=whole_process)
+        try:
+            TaskRun(
+                frame=frame,
+                link=replies or self.link,
+                functions=self.functions,
+                blobs=blobs,
+                inbox=inbox,
+                guard=guard,
+                deliver=self.config.deliver,
+                before=None if self._initialized else self.initialize,
+                at_end=streams.end,
+            ).run()
+            has_answered = True
+        except Cancelled:  # in a lane: it came when the task had ended
+            has_answered = True
+            raise
+        finally:
+            answers.end(frame.ident)
+            caller.end(frame.ident)
+            if has_answered:
+                guard.end()
+            enter_call(None, whole_process=whole_process)
+
+
+def _info(topology: Topology, config: SlotConfig, lane: int) -> InstanceInfo:
+    rank = config.rank
+    return InstanceInfo(
+        node=topology.node,
+        worker=rank.local_rank if rank else config.number + lane,
+        total_nodes=len(topology.peers),
+        workers_per_node=rank.local_world_size if rank else config.workers_per_node,
+        accelerators=topology.accelerators[topology.node],
+        total_accelerators=sum(topology.accelerators),
+        head_addr=rank.head_addr if rank else topology.peers[0].private_ip,
+        head_port=rank.head_port if rank else 0,
+        job_id=topology.job_id,
+        peers=topology.peers,
+        accelerator=topology.accelerator,
+        network=NetworkInfo(interface=topology.interface) if topology.interface else None,
+        rank=rank.rank if rank else None,
+        local_rank=rank.local_rank if rank else None,
+        world_size=rank.world_size if rank else None,
+        restart_count=rank.restart_count if rank else 0,
+        part=rank.rank if rank else None,
+        parts=rank.world_size if rank else None,
+        notice_file=config.notice_file,
+    )

@@ -1,0 +1,227 @@
+"""A slot's standard streams: whose output is whose, muting, and no terminal to wait for.
+
+Standard output and error of a process slot are pipes to the agent, so output of C code and of subprocesses is
+captured like Python's. When a call that wrote something ends, a marker is written behind its output; calls that wrote
+nothing cost two system calls and no marker. The agent splits at the markers.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import fcntl
+import io
+import os
+import struct
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NoReturn
+
+from ...calls.output import install_muter
+from ...errors import InteractiveInput
+from ...values.topology import InstanceInfo
+from ...wire.frames import QUIET
+from .runtime import current_call
+
+__all__ = ["MARKER_SIZE", "ProcessStreams", "ThreadStreams", "forbid_terminal", "marker"]
+
+Stream = Literal["stdout", "stderr"]
+_FDS: dict[Stream, int] = {"stdout": 1, "stderr": 2}
+_MARKER = struct.Struct("<2s16sQ")
+MARKER_SIZE = _MARKER.size
+_ZERO = bytes(4)
+_LOG_PIECE = 16 * 1024
+"""Characters in a LOG frame, of at most 4 bytes each: far below the limit of a frame."""
+
+
+def marker(token: bytes, task: int) -> bytes:
+    """The bytes that end a task's output: a token that only this slot and its agent know, then the task."""
+    return _MARKER.pack(b"\x1e\x02", token, task)
+
+
+class _Muter:
+    """What `@sky.stdout` and its like call; see skyward.calls.output."""
+
+    def __init__(self, mute: Callable[[Stream], contextlib.AbstractContextManager[None]]) -> None:
+        self._mute = mute
+
+    def info(self) -> InstanceInfo | None:
+        call = current_call()
+        return None if call is None else call.info
+
+    def muted(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
+        return self._mute(stream)
+
+
+class ProcessStreams:
+    """Streams of a slot that runs one call at a time. `page` is the slot's shared page (see `page`)."""
+
+    def __init__(self, token: bytes, page: Any, drained: int, reading: int) -> None:
+        self._token = token
+        self._page = page
+        self._drained_at = drained
+        self._reading_at = reading
+        self._drained = 0
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True, write_through=False)
+        install_muter(_Muter(self.muted))
+
+    def begin(self) -> None:
+        self._drained = self._page[self._drained_at]
+
+    def end(self, task: int) -> int:
+        """Everything written until here is the task's. Gives the flags of its last frame."""
+        _flush()
+        # In this order: the agent says that it reads before it does, and that it has read before it stops saying so.
+        page = self._page
+        if not (_unread(1) or _unread(2) or page[self._reading_at]) and page[self._drained_at] == self._drained:
+            return QUIET
+        end = marker(self._token, task)
+        for fd in (1, 2):
+            with contextlib.suppress(OSError):  # the user closed it
+                os.write(fd, end)
+        return 0
+
+    @contextlib.contextmanager
+    def muted(self, stream: Stream) -> Iterator[None]:
+        """The file descriptor leads nowhere meanwhile, for Python, C code and new subprocesses alike."""
+        fd = _FDS[stream]
+        _flush()
+        saved = os.dup(fd)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, fd)
+        os.close(null)
+        try:
+            yield
+        finally:
+            _flush()
+            os.dup2(saved, fd)
+            os.close(saved)
+
+
+def _unread(fd: int) -> bool:
+    try:
+        return fcntl.ioctl(fd, termios.FIONREAD, _ZERO) != _ZERO
+    except OSError:  # the user closed it, or put a file there
+        return False
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed or replaced by the user
+            continue
+
+
+SendLog = Callable[[int, int, bytes], None]
+"""(task, 0 for stdout or 1 for stderr, text)"""
+
+
+class ThreadStreams:
+    """Streams of a slot that runs several calls in threads: Python's prints are tagged and muted for each task.
+
+    What C code and subprocesses write goes to the slot's file descriptors, where nobody can tell the tasks apart: it
+    is tagged with the node only, and muting does not reach it.
+    """
+
+    def __init__(self, send: SendLog) -> None:
+        self._local = threading.local()
+        self._send = send
+        sys.stdout = _TaskStream(sys.stdout, 0, self._local, send)
+        sys.stderr = _TaskStream(sys.stderr, 1, self._local, send)
+        install_muter(_Muter(self.muted))
+
+    def begin(self) -> None:
+        self._local.muted = []
+
+    def end(self, task: int) -> int:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, _TaskStream):
+                stream.end_line(task)
+        return 0
+
+    @contextlib.contextmanager
+    def muted(self, stream: Stream) -> Iterator[None]:
+        muted: list[int] = self._local.muted
+        muted.append(_FDS[stream])
+        try:
+            yield
+        finally:
+            muted.remove(_FDS[stream])
+
+
+class _TaskStream(io.TextIOBase):
+    """Python's sys.stdout in a thread slot: whole lines go to the agent with the task's number."""
+
+    def __init__(self, below: Any, number: int, local: threading.local, send: SendLog) -> None:
+        self._below = below
+        self._number = number
+        self._local = local
+        self._send = send
+        self._partial: dict[int, str] = {}
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number + 1
+
+    def write(self, text: str) -> int:
+        call = current_call()
+        if call is None:
+            self._below.write(text)
+            self._below.flush()
+        elif self._number + 1 not in getattr(self._local, "muted", ()):
+            whole, newline, rest = (self._partial.pop(call.task, "") + text).rpartition("\n")
+            if newline:
+                self._send_text(call.task, whole + newline)
+            if rest:
+                self._partial[call.task] = rest
+        return len(text)
+
+    def end_line(self, task: int) -> None:
+        rest = self._partial.pop(task, "")
+        if rest:
+            self._send_text(task, rest)
+
+    def _send_text(self, task: int, text: str) -> None:
+        for at in range(0, len(text), _LOG_PIECE):
+            self._send(task, self._number, text[at : at + _LOG_PIECE].encode())
+
+
+def forbid_terminal() -> None:
+    """Make `input()`, `breakpoint()` and reading stdin fail in words: nobody sits at a task's terminal."""
+
+    def no_input(prompt: object = "") -> NoReturn:
+        raise InteractiveInput("input(): a task has no terminal; pass the value as an argument of the function")
+
+    def no_breakpoint(*args: object, **kwargs: object) -> NoReturn:
+        raise InteractiveInput(
+            "breakpoint(): a task has no terminal; debug with the function's .local(...), which runs it in place"
+        )
+
+    builtins.input = no_input
+    sys.breakpointhook = no_breakpoint
+    sys.stdin = _NoInput()
+
+
+class _NoInput(io.TextIOBase):
+    def read(self, size: int | None = -1) -> str:
+        raise InteractiveInput("sys.stdin: a task has no terminal; pass the data as an argument of the function")
+
+    def readline(self, size: int = -1) -> str:  # type: ignore[override]
+        return self.read()
+
+    def __next__(self) -> str:  # type: ignore[override]
+        return self.read()
+
+    def fileno(self) -> int:
+        return 0  # /dev/null: a subprocess that inherits it reads the end of file

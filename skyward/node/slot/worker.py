@@ -1,0 +1,158 @@
+"""The main loop of a slot process.
+
+A process slot runs tasks one after another in its main thread, so that user code sees what a script sees: signal
+handlers work, libraries that insist on the main thread work. Thread slots are in `lanes`. A rank of a gang runs one
+task and exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+
+from ...wire.blobs import Blob
+from ...wire.channel import ChannelClosed
+from ...wire.frames import ON_SHELF, Frame, Kind
+from ...wire.tasks import TASK_HEAD
+from .execute import Arrived
+from .guards import SlotGuard
+from .lanes import serve_threads
+from .link import Line, Link, Replies
+from .page import DRAINED, READING, map_page
+from .shelf import Claims
+from .slot import Slot, SlotConfig
+from .stacks import offer_stacks
+from .stdio import ProcessStreams, forbid_terminal
+
+__all__ = ["serve"]
+
+
+class _DirectInbox:
+    """The running task reads the socket itself; what is not for it waits."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self.later: list[Arrived] = []
+
+    def wait(self) -> Arrived:
+        while True:
+            arrived = self._for_the_task(self._slot.link.receive())
+            if arrived is not None:
+                return arrived
+
+    def waiting(self) -> Iterator[Arrived]:
+        for frame in self._slot.link.waiting():
+            arrived = self._for_the_task(frame)
+            if arrived is not None:
+                yield arrived
+
+    def _for_the_task(self, frame: Frame) -> Arrived | None:
+        if self._slot.keep(frame):
+            return None
+        if frame.kind == Kind.TASK:
+            self.later.append((frame, self._slot.blobs_of(frame, TASK_HEAD.size)))
+            return None
+        return frame, self._slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ()
+
+
+def _serve_process(slot: Slot, page: memoryview, claims: Claims | None, line: Line | None) -> None:
+    streams = ProcessStreams(slot.config.token, page, DRAINED, READING)
+    guard = SlotGuard(page, 0, interrupts=True)
+    inbox = _DirectInbox(slot)
+
+    def run(frame: Frame, blobs: tuple[Blob, ...], replies: Replies | None = None) -> None:
+        if claims is None or not frame.flags & ON_SHELF or claims.claim(frame.lane):
+            slot.run(frame, blobs, 0, guard, inbox, streams, whole_process=True, replies=replies)
+
+    slot.link.send(Kind.READY)
+    if line is not None:
+        _serve_both(slot, line, inbox, run)
+    while True:
+        has_run = _serve_next(slot, inbox, run)
+        if has_run and slot.config.rank is not None:
+            return
+
+
+def _serve_next(slot: Slot, inbox: _DirectInbox, run: Callable[..., None]) -> bool:
+    """Wait for what comes through the agent. True: it was a task, and has run, or was taken back."""
+    if inbox.later:
+        frame, blobs = inbox.later.pop(0)
+    else:
+        frame = slot.link.receive()
+        while frame.kind != Kind.TASK:
+            if not slot.keep(frame):
+                slot.drop(frame)
+            if not slot.link.has_more:
+                return False
+            frame = slot.link.receive()
+        blobs = slot.blobs_of(frame, TASK_HEAD.size)
+    run(frame, blobs)  # holds the blobs no longer than it runs: an idle slot holds no array
+    return True
+
+
+def _serve_both(slot: Slot, line: Line, inbox: _DirectInbox, run: Callable[..., None]) -> None:
+    """Tasks from the agent and from the client's direct line, until the client hangs up."""
+    poll = select.poll()
+    poll.register(slot.link.fileno(), select.POLLIN)
+    poll.register(line.fileno(), select.POLLIN)
+    agent = slot.link.fileno()
+    while True:
+        if not (inbox.later or slot.link.has_more):
+            ready = poll.poll()
+            # The agent first: what tasks stand on comes from there.
+            if len(ready) == 1 and ready[0][0] != agent:
+                try:
+                    frames = line.receive()
+                except ChannelClosed:  # the client is gone; the agent decides what follows
+                    return
+                for frame in frames:
+                    if frame.kind == Kind.TASK:
+                        run(frame, (), line)
+                    elif frame.kind == Kind.FUNCTION:
+                        slot.functions.add(frame.body[:16], frame.body[16:], (), holder="line")
+                    elif frame.kind == Kind.DROP_FUNCTION:
+                        slot.functions.drop(frame.body, holder="line")
+                continue
+        _serve_next(slot, inbox, run)
+
+
+def serve(
+    sock: socket.socket,
+    page_fd: int,
+    config: SlotConfig,
+    prepare: Callable[[], None] | None = None,
+    shelf_fd: int = -1,
+    line: socket.socket | None = None,
+) -> None:
+    """Run tasks until the agent goes away. Called in the freshly forked process.
+
+    `prepare` is called as part of the first task, before anything of the user's is loaded. A process slot has a shelf,
+    and perhaps a direct line of the client's.
+    """
+    _volunteer_for_the_oom_killer()
+    os.environ.update(config.env)
+    forbid_terminal()
+    link = Link(sock)
+    slot = Slot(link, config, prepare)
+    page = map_page(page_fd, config.lanes)
+    if config.executor == "thread":
+        os.close(page_fd)
+    else:
+        offer_stacks(page_fd)
+    try:
+        if config.executor == "thread":
+            serve_threads(slot, page)
+        else:
+            claims = None if shelf_fd < 0 else Claims(shelf_fd)
+            _serve_process(slot, page, claims, None if line is None else Line(line, link))
+    except ChannelClosed:
+        pass  # the agent ended; so do we
+
+
+def _volunteer_for_the_oom_killer() -> None:
+    """When memory runs out, a slot dies before the agent that must report it."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # not Linux, or not allowed
+        file.write("800")

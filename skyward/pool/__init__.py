@@ -1,0 +1,1 @@
+"""`ComputePool`: a provider's machines and an engine, for the length of a `with` block."""

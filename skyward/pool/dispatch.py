@@ -1,0 +1,197 @@
+"""From a pending call to tasks: packs the function and its arguments, and hands them to the engine."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from ..calls.compute import PendingCompute
+from ..calls.futures import Failures, Future
+from ..calls.results import value_of
+from ..engine.builder import PackedCall, Place
+from ..engine.engine import Engine
+from ..engine.tasks import CallTask, PulledTask, ResultStream, Task
+from ..errors import UsageError
+from ..wire.seen import SeenArrays
+from ..wire.tasks import CallKind, Mode
+from .packer import Packing, packed_launch
+from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
+
+__all__ = ["Dispatch"]
+
+
+class Dispatch:
+    """Makes tasks for one pool. Thread-safe."""
+
+    def __init__(self, engine: Engine, failures: Failures | None = None) -> None:
+        self._engine = engine
+        self._builder = engine.builder
+        self.failures = failures
+        self.packing = Packing()
+
+    def close(self) -> None:
+        self.packing.close()
+
+    # Calls ----------------------------------------------------------------------------------------------------------
+
+    def on_one_node(
+        self,
+        pending: PendingCompute[Any],
+        *,
+        nodes: tuple[int, ...] | None = None,
+        is_strict: bool = False,
+        leads: bool = False,
+        seen: SeenArrays | None = None,
+        failures: Failures | None = None,
+    ) -> Future[Any]:
+        """A future of the call's value, or of an iterator if the function is a generator function.
+
+        `nodes`: those that it may go to; None: any that is kept for no role.
+        `leads`: the caller waits for it at once, and may do the reading; the future may be done when it is returned.
+        `failures`: where it is counted if it fails; for futures that users hold.
+        """
+        if pending.fn.launch.is_gang:
+            return self._gang(pending, nodes=None, one_of=nodes, failures=failures)
+        return self._call(
+            pending, kind=CallKind.PLAIN, nodes=nodes, is_strict=is_strict, leads=leads, seen=seen, failures=failures
+        )
+
+    def on_each_node(self, pending: PendingCompute[Any], nodes: tuple[int, ...]) -> list[Future[Any]]:
+        """One future for each of the nodes; or, for a gang, one future of the whole list."""
+        if pending.fn.launch.is_gang:
+            return [self._gang(pending, nodes=nodes)]
+        return [
+            self._call(pending, kind=CallKind.BROADCAST, nodes=(node,), place=(part, len(nodes), nodes[0]))
+            for part, node in enumerate(nodes)
+        ]
+
+    def _call(
+        self,
+        pending: PendingCompute[Any],
+        *,
+        kind: CallKind,
+        nodes: tuple[int, ...] | None,
+        place: Place = (0, 1, 0),
+        is_strict: bool = False,
+        leads: bool = False,
+        seen: SeenArrays | None = None,
+        failures: Failures | None = None,
+    ) -> Future[Any]:
+        engine, packing, options, name = self._engine, self.packing, pending.options, pending.name
+        task_id = engine.next_id()
+        args, kwargs, sources = take_inputs(pending.fn, pending.args, pending.kwargs)
+        future: Future[Any] = Future(
+            engine.cancel,
+            call_id=task_id,
+            is_strict=is_strict,
+            lead=None if leads else engine.leading.lead,
+            failures=failures,
+        )
+        task: Task
+        if sources or pending.fn.is_generator:
+            _refuse_retries(pending, reads=bool(sources))
+            payload = packing.arguments(args, kwargs, name, seen)
+            call = PackedCall(name, packing.function(pending.fn, name), payload, options)
+            task = self._streaming(pending, future, call, sources, kind, place)
+        else:
+            # What may be sent twice cannot stay in memory: nobody waits any more when it is sent again.
+            may_stay = engine.leading.may_pull if leads and not (options.retries or options.retry_on) else None
+            payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
+            call = PackedCall(name, packing.function(pending.fn, name), payload, options)
+            if payload.stays:
+                task = self._builder.task(
+                    PulledTask,
+                    task_id,
+                    call,
+                    kind,
+                    place,
+                    future=future,
+                    call_again=partial(self._call_again, pending, kind, nodes, place),
+                    stop_pulling=engine.leading.stop_pulling,
+                )
+            else:
+                task = self._builder.task(CallTask, task_id, call, kind, place, future=future)
+        if leads and not sources:
+            engine.leading.submit(task, future, nodes)
+        else:
+            engine.submit(task, nodes=nodes)
+        return future
+
+    def _call_again(
+        self, pending: PendingCompute[Any], kind: CallKind, nodes: tuple[int, ...] | None, place: Place
+    ) -> Any:
+        """Make a call whose buffers could not stay in this process's memory once more, and wait for its value."""
+        return value_of(self._call(pending, kind=kind, nodes=nodes, place=place))
+
+    def _streaming(
+        self,
+        pending: PendingCompute[Any],
+        future: Future[Any],
+        call: PackedCall,
+        sources: list[Iterator[Any]],
+        kind: CallKind,
+        place: Place,
+    ) -> Task:
+        """A task that streams: in, from iterators among its arguments, or out, as a generator function, or both."""
+        engine, task_id, is_generator = self._engine, future.call_id, pending.fn.is_generator
+        # Not of a stream: it must be garbage when its reader drops it.
+        told = None if is_generator else future
+        feeds = tuple(
+            InputFeed(engine, task_id, lane, source, self.packing.put, told) for lane, source in enumerate(sources)
+        )
+        make = partial(
+            self._builder.task, task_id=task_id, call=call, kind=kind, place=place, inputs=len(feeds), feeds=feeds
+        )
+        if not is_generator:
+            future.add_done_callback(lambda _: stop_feeds(feeds))
+            return make(FedCallTask, future=future, may_move=False)
+        stream: ResultStream[Any] = ResultStream(
+            lambda count: engine.streams.grant(task_id, count),
+            lambda: _close(engine.streams.close, task_id, feeds),
+            lambda: _close(engine.abandon, task_id, feeds),
+            WINDOW,
+        )
+        future.settle(stream)
+        return make(FedStreamTask, mode=Mode.STREAM, window=WINDOW, stream=weakref.ref(stream), may_move=False)
+
+    def _gang(
+        self,
+        pending: PendingCompute[Any],
+        *,
+        nodes: tuple[int, ...] | None,
+        one_of: tuple[int, ...] | None = None,
+        failures: Failures | None = None,
+    ) -> Future[Any]:
+        packing, launch, name = self.packing, pending.fn.launch, pending.name
+        if pending.fn.is_generator:
+            raise UsageError(
+                f"{name!r} is a generator function under an integration: ranks return values, they do not "
+                "stream; return the result, or print progress"
+            )
+        function = packing.function(pending.fn, name)
+        call = PackedCall(name, function, packing.arguments(pending.args, pending.kwargs, name), pending.options)
+        gang = self._builder.gang(call, launch, packed_launch(launch), nodes=nodes, one_of=one_of)
+        gang.future.failures = failures
+        self._engine.submit_gang(gang)
+        return gang.future
+
+
+def _close(close_stream: Callable[[int], None], task: int, feeds: tuple[InputFeed, ...]) -> None:
+    """The reader of a stream has gone."""
+    stop_feeds(feeds)
+    close_stream(task)
+
+
+def _refuse_retries(pending: PendingCompute[Any], *, reads: bool) -> None:
+    """What streams is sent once. Raises UsageError."""
+    options = pending.options
+    if not (options.retries or options.retry_on):
+        return
+    if reads:
+        raise UsageError(f"retries: {pending.name!r} reads an iterator, which cannot be read twice; use retries=0")
+    raise UsageError(
+        f"retries: {pending.name!r} is a generator function; what it has yielded cannot be taken back: "
+        "use retries=0, and call it again from where it stopped"
+    )

@@ -1,0 +1,145 @@
+"""One pool in the place of another: pools of one name, and cells of a notebook that are run again.
+
+Whoever runs a cell again means to have its pool anew, not a second one that is rented beside the first. A pool is
+replaced when the variable that held it is assigned another pool, and nothing else of the notebook's holds it. IPython's
+own references (`Out`, `_`) keep a pool alive for ever, so garbage collection cannot tell.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from types import FrameType
+from typing import Any, Protocol
+
+from ..console.console import ipython_shell
+from ..errors import UsageError
+
+__all__ = ["make_way", "withdraw"]
+
+_LONGEST_CONTAINER = 1000
+"""Items; a longer list of the notebook's is not searched for pools."""
+
+
+class Replaceable(Protocol):
+    """A pool that may be closed in favour of another one."""
+
+    @property
+    def name(self) -> str: ...
+    def give_way(self, why: str) -> None: ...
+
+
+_lock = threading.Lock()
+_open: weakref.WeakSet[Replaceable] = weakref.WeakSet()
+"""Pools of this process that start or are open."""
+_variables: weakref.WeakKeyDictionary[Replaceable, frozenset[str]] = weakref.WeakKeyDictionary()
+"""Of each pool: the variables that held it when a cell ended."""
+_hooked: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def make_way(pool: Replaceable, name: str, frame: FrameType | None) -> None:
+    """Close the pools that `pool`, which is about to start, replaces. Blocks until they are closed.
+
+    Args:
+        name: that its user gave it, or empty.
+        frame: of its `start()`.
+
+    Raises:
+        UsageError: another open pool has the name, and this is no notebook.
+    """
+    shell = ipython_shell()
+    with _lock:
+        others = [other for other in _open if other is not pool]
+        namesakes = [other for other in others if name and other.name == name]
+        if namesakes and shell is None:
+            raise UsageError(
+                f"name={name!r}: another pool of that name is open in this process; close it, or give this one "
+                "another name",
+                field="name",
+            )
+        _open.add(pool)
+    if shell is None:
+        return
+    _follow(shell)
+    target = _assigned(shell, frame)
+    for other in others:
+        if other in namesakes:
+            other.give_way(f"another pool named {name!r} is opened")
+        elif _is_replaced(other, shell, target):
+            other.give_way(f"{target or 'its variable'} is assigned another pool")
+
+
+def withdraw(pool: Replaceable) -> None:
+    """It is closed, or did not start. Idempotent."""
+    with _lock:
+        _open.discard(pool)
+        _variables.pop(pool, None)
+
+
+def _is_replaced(pool: Replaceable, shell: Any, target: str = "") -> bool:
+    """`target`: the variable that is about to be assigned another pool."""
+    if _holders(pool, shell) - {target}:
+        return False
+    known = set(_variables.get(pool, ()))
+    if target and shell.user_ns.get(target) is pool:
+        known.add(target)
+    return any(name == target or isinstance(shell.user_ns.get(name), type(pool)) for name in known)
+
+
+def _holders(pool: Replaceable, shell: Any) -> set[str]:
+    """The variables of the user's that hold the pool, or a container with it."""
+    return {
+        name
+        for name, value in list(shell.user_ns.items())
+        if not name.startswith("_") and name not in ("In", "Out") and _holds(value, pool)
+    }
+
+
+def _holds(value: Any, pool: Replaceable) -> bool:
+    if type(value) in (list, tuple, dict) and len(value) <= _LONGEST_CONTAINER:
+        return any(item is pool for item in (value.values() if type(value) is dict else value))
+    return value is pool
+
+
+def _assigned(shell: Any, frame: FrameType | None) -> str:
+    """The variable of the notebook that takes the value of the call in which a cell is now; empty: none."""
+    while frame is not None and not (frame.f_globals is shell.user_ns and frame.f_locals is frame.f_globals):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    import dis  # only in a notebook
+
+    for instruction in dis.get_instructions(frame.f_code):
+        if instruction.offset > frame.f_lasti and instruction.opname not in ("CACHE", "COPY", "NOP"):
+            return str(instruction.argval) if instruction.opname in ("STORE_NAME", "STORE_GLOBAL") else ""
+    return ""
+
+
+def _follow(shell: Any) -> None:
+    """Look after each cell which variables hold which pools."""
+    with _lock:
+        if shell in _hooked:
+            return
+        _hooked.add(shell)
+
+    def after_cell(*_: object) -> None:
+        with _lock:
+            pools = list(_open)
+        for pool in pools:
+            if holders := _holders(pool, shell):
+                _variables[pool] = frozenset(holders)
+            elif _is_replaced(pool, shell):
+                pool.give_way("its variable is assigned another pool")
+
+    shell.events.register("post_run_cell", after_cell)
+
+
+def _forget_in_child() -> None:
+    """The pools are the parent's."""
+    global _lock
+    _lock = threading.Lock()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,146 @@
+"""Streams on the client's side: which functions stream, the threads that feed iterators in, and tasks that are fed."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..calls.compute import ComputeFunction
+from ..calls.futures import Future
+from ..engine.engine import Engine
+from ..engine.tasks import CallTask, Received, StreamTask, TaskFailure
+from ..wire.frames import Kind
+from ..wire.payloads import PutBlob, encode
+from ..wire.tasks import InputStream
+
+__all__ = ["WINDOW", "FedCallTask", "FedStreamTask", "InputFeed", "stop_feeds", "take_inputs"]
+
+WINDOW = 16
+"""Items of a stream on their way at most, in either direction."""
+
+
+def take_inputs(
+    function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[Iterator[Any]]]:
+    """The arguments with streams in the place of iterators whose parameter is annotated `Iterator[T]`."""
+    names = function.iterator_parameters
+    if not names:
+        return args, kwargs, []
+    bound = inspect.signature(function.fn).bind(*args, **kwargs)
+    sources: list[Iterator[Any]] = []
+    for name in names:
+        value = bound.arguments.get(name)
+        if value is not None and hasattr(value, "__iter__"):
+            bound.arguments[name] = InputStream(len(sources))
+            sources.append(iter(value))
+    return bound.args, bound.kwargs, sources
+
+
+class InputFeed:
+    """Feeds one iterator to a running task, a window ahead of it at most.
+
+    The iterator is advanced in a thread of its own: it may block, or be slow. If it raises, the call fails with that
+    very exception.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        task: int,
+        lane: int,
+        source: Iterator[Any],
+        put: PutBlob,
+        future: Future[Any] | None,
+    ) -> None:
+        self._engine = engine
+        self._task = task
+        self._lane = lane
+        self._source = source
+        self._put = put
+        self._future = future
+        self._credit = threading.Semaphore(WINDOW)
+        self._is_stopped = False
+        self.error: BaseException | None = None
+        """What the iterator raised."""
+
+    def start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name=f"skyward-feed-{self._task}", daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            self._fail(error)
+
+    def grant(self) -> None:
+        self._credit.release()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._credit.release()
+
+    def _run(self) -> None:
+        try:
+            for item in self._source:
+                self._credit.acquire()
+                if self._is_stopped:
+                    return
+                self._engine.streams.send_item(self._task, self._lane, encode(item, self._put))
+        except BaseException as error:  # the user's iterator, or an item that cannot be pickled or sent
+            self._fail(error)
+            return
+        self._engine.streams.end_input(self._task, Kind.IN_END, self._lane)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
+        if self._future is not None:
+            self._future.settle_error(error)
+        self._engine.streams.end_input(self._task, Kind.IN_ERROR, self._lane)
+
+
+@dataclass(eq=False, kw_only=True)
+class FedCallTask(CallTask):
+    """A call with iterators among its arguments."""
+
+    feeds: tuple[InputFeed, ...] = ()
+
+    def on_sent(self) -> None:
+        super().on_sent()
+        for feed in self.feeds:
+            feed.start()
+
+    def on_input_credit(self, lane: int) -> None:
+        self.feeds[lane].grant()
+
+
+@dataclass(eq=False, kw_only=True)
+class FedStreamTask(StreamTask):
+    """A generator, perhaps with iterators among its arguments."""
+
+    feeds: tuple[InputFeed, ...] = ()
+
+    def on_sent(self) -> None:
+        for feed in self.feeds:
+            feed.start()
+
+    def on_input_credit(self, lane: int) -> None:
+        self.feeds[lane].grant()
+
+    def on_result(self, received: Received) -> None:
+        stop_feeds(self.feeds)
+        super().on_result(received)
+
+    def on_failed(self, error: BaseException) -> None:
+        stop_feeds(self.feeds)
+        super().on_failed(error)
+
+    def on_error(self, failed: TaskFailure) -> None:
+        stop_feeds(self.feeds)
+        own = next((feed.error for feed in self.feeds if feed.error is not None), None)
+        super().on_error(failed) if own is None else self.on_failed(own)
+
+
+def stop_feeds(feeds: tuple[InputFeed, ...]) -> None:
+    """Nobody takes any more of them. Idempotent."""
+    for feed in feeds:
+        feed.stop()

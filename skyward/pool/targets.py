@@ -1,0 +1,228 @@
+"""Targets of calls on the client: what sends to the nodes of an open pool, `map` and the executor."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, overload
+
+from ..calls.compute import ComputeFunction, PendingCompute, as_compute
+from ..calls.futures import Failures, Future
+from ..calls.results import value_of, values_of
+from ..calls.target import CallTarget
+from ..core.signatures import check_arguments
+from ..core.user_lines import drop_our_frames
+from ..engine.builder import refuse_gang_options
+from ..engine.engine import Engine
+from ..errors import UsageError
+from ..wire.seen import SeenArrays
+from .dispatch import Dispatch
+from .executor import PoolExecutor
+from .map_run import Chunk, MapRun, check_chunk
+
+__all__ = ["PoolSender", "PoolTarget"]
+
+T = TypeVar("T")
+
+
+class PoolSender:
+    """Sends calls to some nodes of a pool; see `Sender`.
+
+    Args:
+        running: returns the engine and the dispatch of the pool while it is open. Raises PoolClosed.
+        numbers: the nodes.
+        is_whole: whether calls to one node may go to any that is kept for no role; False: only to one of `numbers`.
+        slots: plain calls that run on these nodes at once.
+        max_inflight: calls of a map on their way at once; None: two for each slot.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], tuple[Engine, Dispatch]],
+        numbers: tuple[int, ...],
+        *,
+        is_whole: bool,
+        slots: int,
+        max_inflight: int | None,
+    ) -> None:
+        self._running = running
+        self._numbers = numbers
+        self._nodes = None if is_whole else numbers
+        self._slots = slots
+        self._max_inflight = max_inflight
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return self._numbers
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    def run(self, pending: PendingCompute[T]) -> T:
+        future: Future[T] = self._running()[1].on_one_node(pending, nodes=self._nodes, leads=True)
+        return value_of(future)
+
+    def submit(self, pending: PendingCompute[T]) -> Future[T]:
+        dispatch = self._running()[1]
+        return dispatch.on_one_node(pending, nodes=self._nodes, failures=dispatch.failures)
+
+    def submit_strict(self, pending: PendingCompute[T]) -> Future[T]:
+        """Send a call whose future keeps the standard meaning: a running call cannot be cancelled."""
+        dispatch = self._running()[1]
+        return dispatch.on_one_node(pending, nodes=self._nodes, is_strict=True, failures=dispatch.failures)
+
+    def submit_part(self, pending: PendingCompute[Any]) -> Future[Any]:
+        return self._running()[1].on_one_node(pending, nodes=self._nodes)
+
+    def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]:
+        """Send a call whose arrays may have been sent before."""
+        return self._running()[1].on_one_node(pending, nodes=self._nodes, seen=seen)
+
+    def broadcast(self, pending: PendingCompute[T]) -> list[T]:
+        futures = self._running()[1].on_each_node(pending, self._numbers)
+        if pending.fn.launch.is_gang:
+            values: list[T] = value_of(futures[0])
+            return values
+        return values_of(futures)
+
+    def failures(self) -> Failures | None:
+        return self._running()[1].failures
+
+    def require_open(self) -> None:
+        """Raises PoolClosed."""
+        self._running()
+
+    def map_run(
+        self,
+        fn: Callable[..., Any],
+        iterables: tuple[Iterable[Any], ...],
+        chunk: Chunk,
+        ordered: bool,
+        return_exceptions: bool,
+        *,
+        is_lazy: bool,
+    ) -> MapRun:
+        """Check what a map is given and make it ready to run. Raises UsageError."""
+        engine, dispatch = self._running()
+        check_chunk(chunk)
+        if not iterables:
+            raise UsageError("map: give at least one iterable of arguments")
+        if not callable(fn):
+            raise UsageError(f"map: {fn!r} is not a function")
+        function = as_compute(fn)
+        if function.is_generator:
+            raise UsageError(f"map: {fn!r} is a generator function; return a list, or stream it: `fn(x) >> pool`")
+        if function.launch.is_gang:
+            raise UsageError(f"map: {fn!r} is under an integration, which makes a gang; use `@ pool` for those")
+        if not return_exceptions:
+            check_arguments(function.fn, iterables, {})  # each item is one argument
+        options = function.options
+        name = options.name or function.__name__
+        refuse_gang_options(options, name)
+        return MapRun(
+            engine=engine,
+            packing=dispatch.packing,
+            function=dispatch.packing.function(fn if isinstance(fn, ComputeFunction) else function.fn, name),
+            name=name,
+            options=options,
+            iterables=iterables,
+            slots=self._slots,
+            nodes=self._nodes,
+            chunk=chunk,
+            ordered=ordered,
+            return_exceptions=return_exceptions,
+            is_lazy=is_lazy,
+            max_inflight=self._max_inflight,
+        )
+
+
+class PoolTarget(CallTarget):
+    """Calls to nodes of an open pool. Thread-safe."""
+
+    _sender: PoolSender
+
+    def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]:
+        """`submit` for integrations that send the same arrays many times; see SeenArrays."""
+        return self._sender.submit_sharing(pending, seen)
+
+    @overload
+    def map(
+        self,
+        fn: ComputeFunction[..., T],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> list[T]: ...
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> list[T]: ...
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> list[Any]:
+        """`[fn(*args) for args in zip(*iterables)]` on all slots.
+
+        Args:
+            fn: a plain or a @compute function; the options of the latter hold for each call.
+            chunk: calls that are sent together; "auto" measures how long they take and chooses.
+            ordered: values in the order of the input; False: as they come.
+            return_exceptions: a call that raises has its exception in the place of its value. Otherwise the first
+                error is raised and the other calls are cancelled. An error of the input is always raised.
+        """
+        run = self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=False)
+        try:
+            with contextlib.closing(run.lists()) as lists:
+                return list(itertools.chain.from_iterable(lists))
+        except Exception as error:
+            drop_our_frames(error)
+            raise
+
+    @overload
+    def imap(
+        self,
+        fn: ComputeFunction[..., T],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> Iterator[T]: ...
+    @overload
+    def imap(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> Iterator[T]: ...
+    def imap(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        chunk: Chunk = "auto",
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
+        """`map` as an iterator: the input is read as results are consumed, so it may be endless.
+
+        Closing the iterator (or dropping it) cancels what is on its way.
+        """
+        return self._sender.map_run(fn, iterables, chunk, ordered, return_exceptions, is_lazy=True).results()
+
+    def executor(self) -> PoolExecutor:
+        """A standard `concurrent.futures.Executor` on these nodes."""
+        self._sender.require_open()
+        return PoolExecutor(self._sender.submit_strict)

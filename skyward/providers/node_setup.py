@@ -1,0 +1,367 @@
+"""One machine's way to being a node: connected, prepared, an agent started; and what was begun is ended again.
+
+A connection that is lost on the way says nothing about what was under way over there. So that is ended, by a new
+connection, and begun again under another name: what is made for a node can be told from all else by its folder's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import pickle
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from ..bootstrap.code import Code
+from ..bootstrap.prepare import Ready, prepare
+from ..bootstrap.undo import marked, undo
+from ..errors import NoCapacity, NodeError, ProviderError, SkywardError, Unreachable
+from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted
+from ..node.agent import attach
+from ..node.agent.outside import reply_of
+from ..node.slot.threads import limit_threads
+from ..ssh import Completed, Connection, Target, connect, wait_until_ready
+from ..ssh.connection import Transport
+from ..values.machine import Machine, PoolSpec
+from ..values.topology import Peer
+from ..wire.tasks import NodeConfig
+
+__all__ = ["Node", "Orders", "Place", "WayUp", "end_agent", "python_line"]
+
+_AGENT_LIMIT_S = 60.0
+_END_LIMIT_S = 20.0
+_WATCHDOG_LIMIT_S = 180.0
+"""Cloud-init runs user data last of all: that may be a minute or two after sshd answers."""
+_LOSSES = 5
+"""So many times the connection may be lost on the way before the node is given up."""
+_FIRST_PAUSE_S = 0.2
+_NO_CONNECTION = 255
+_ARCHITECTURES = {"aarch64": "arm64"}
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[1:{count}]; from skyward.node.agent.outside import {name}; sys.exit({name}())"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a node is to be: how the machine is reached from here, and what it is called on the nodes' own network.
+
+    private_address: at which the other nodes find it; empty: the one that the SSH connection arrives at over there.
+    public_address: for people; empty: there is none that is known.
+    auth_grace_s: how long a machine that just booted may refuse our key.
+    """
+
+    target: Target
+    private_address: str = ""
+    public_address: str = ""
+    auth_grace_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """The handle of a remote Machine: what ends it."""
+
+    connection: Connection = field(repr=False)
+    watchdog: int
+    started: str
+    """With `watchdog` it names the process for good, see `skyward.node.agent.outside`."""
+    folder: str
+    python: tuple[str, ...]
+    """The command of its agent's interpreter."""
+    path: tuple[str, ...]
+    place: Place
+
+
+def end_agent(node: Node, by_itself_s: float) -> None:
+    """Give a node so long to end by itself, as it was told; kill what is left then. Raises what `run` raises."""
+    arguments = (str(node.watchdog), node.started, node.folder, str(by_itself_s))
+    node.connection.run(python_line(node.python, node.path, "end", arguments), timeout_s=_END_LIMIT_S)
+
+
+def python_line(python: Sequence[str], path: Sequence[str], name: str, arguments: Sequence[str] = ()) -> str:
+    """A line of sh that runs a function of `skyward.node.agent.outside` over there."""
+    boot = _BOOT.format(count=len(path) + 1, name=name)
+    return "exec " + shlex.join([*python, "-S", "-E", "-s", "-c", boot, *path, *arguments])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """What holds for all nodes of one `bring_up`."""
+
+    spec: PoolSpec
+    pool: str
+    emit: Emit
+    lease_s: float
+    lease_file: str
+    notice_file: str
+    transport: Transport | None
+    connect_s: float
+    stop: threading.Event
+    code: Code
+    are_prepared: threading.Barrier
+
+
+class WayUp:
+    """One machine's way to being a node, in a thread of its own."""
+
+    def __init__(self, place: Place, node: int, orders: Orders) -> None:
+        self.node = node
+        self.machine: Machine | None = None
+        self.error: BaseException | None = None
+        self.failed_at = 0.0
+        self._place = place
+        self._orders = orders
+        self._connection: Connection | None = None
+        self._begun: list[str] = []
+        """Names of folders over there, the last one of the attempt that is under way."""
+        self._has_waited = False
+
+    def go(self) -> None:
+        try:
+            self.machine = self._climb()
+        except BaseException as error:
+            error.node = self.node  # type: ignore[attr-defined]  # for who may have another machine for it
+            self.error, self.failed_at = error, time.monotonic()
+            self._orders.stop.set()
+            self._orders.are_prepared.abort()
+
+    def abandon(self) -> None:
+        """Leave nothing of it. After `go`, whatever came of that."""
+        try:
+            if self._begun:
+                self._undo_patiently(time.monotonic() + _END_LIMIT_S)
+        except (SkywardError, OSError) as error:
+            if self.error is not None:
+                self.error.add_note(f"node {self.node} may still run: its lease ends it. {error}")
+        finally:
+            self._disconnect()
+
+    def _undo_patiently(self, deadline: float) -> None:
+        """By a new connection where the one that there was is lost."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                connection = self._connection or connect(self._place.target, transport=self._orders.transport)
+                self._connection = connection
+                undo(connection.run, self._begun)
+                return
+            except Unreachable as error:
+                if error.is_final or time.monotonic() + pause_s > deadline:
+                    raise
+                self._disconnect()
+            time.sleep(pause_s)
+            pause_s *= 2
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _climb(self) -> Machine:
+        pause_s = _FIRST_PAUSE_S
+        for losses_left in range(_LOSSES, -1, -1):
+            try:
+                return self._attempt()
+            except Unreachable as error:
+                is_loss = self._connection is not None and not error.is_final and not error.was_stopped
+                if not is_loss or not losses_left or self._orders.stop.wait(pause_s):
+                    raise
+                self._disconnect()
+            pause_s *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempt(self) -> Machine:
+        with self._phase("connect", str(self._place.target)):
+            connection = self._connection = wait_until_ready(
+                self._place.target,
+                timeout_s=self._orders.connect_s,
+                auth_grace_s=self._place.auth_grace_s,
+                transport=self._orders.transport,
+                stop=self._orders.stop,
+                on_retry=self._say_retry,
+            )
+        with self._holding_lease(connection):
+            if self._begun:  # by an attempt of which nobody knows what it came to
+                undo(functools.partial(connection.run, stop=self._orders.stop), self._begun)
+            folder = f"{self._orders.pool}-{self.node}-{os.urandom(3).hex()}"
+            self._begun.append(folder)
+            run = functools.partial(self._run, connection, folder)
+            ready = prepare(
+                run,
+                self._orders.spec.image,
+                emit=self._orders.emit,
+                node=self.node,
+                host=str(self._place.target),
+                code=self._orders.code,
+                folder=folder,
+            )
+            self._check_watchdog(run)
+            self._wait_for_the_others()
+        with self._phase("agent"):
+            said = self._start_agent(run, ready)
+            self._check(ready, said)
+        return self._made(connection, ready, said)
+
+    def _say_retry(self, error: SkywardError) -> None:
+        self._orders.emit(PhaseOutput(node=self.node, phase="connect", text=f"{error}; trying again"))
+
+    def _run(
+        self,
+        connection: Connection,
+        folder: str,
+        command: str,
+        *,
+        input: bytes | BinaryIO | None = None,  # noqa: A002  # as in subprocess.run
+        timeout_s: float,
+        on_line: Callable[[str], None] | None = None,
+    ) -> Completed:
+        """A command for the node: `undo` finds what it starts, and `stop` ends it."""
+        stop = self._orders.stop
+        done = connection.run(marked(command, folder), input=input, timeout_s=timeout_s, on_line=on_line, stop=stop)
+        if done.code == _NO_CONNECTION:  # nothing of ours ends so; the client's own process may not know it yet
+            message = f"ssh {self._place.target}: the connection was lost; {done.error_text}"
+            raise Unreachable(message, host=str(self._place.target), is_final=False)
+        return done
+
+    def _check_watchdog(self, run: Callable[..., Completed]) -> None:
+        """A machine that would not end by itself is not used. sshd may answer before its user data has run."""
+        if not self._orders.lease_file:
+            return
+        there = f"[ -e {shlex.quote(self._orders.lease_file)} ]"
+        limit_s = math.ceil(min(self._orders.connect_s, _WATCHDOG_LIMIT_S))
+        if run(there, timeout_s=_END_LIMIT_S).code == 0:
+            return
+        with self._phase("user data", "its lease's watchdog"):
+            line = f"i=0; until {there}; do i=$((i + 1)); [ $i -gt {limit_s} ] && exit 1; sleep 1; done"
+            if run(line, timeout_s=limit_s + _END_LIMIT_S).code:
+                raise ProviderError(
+                    f"{self._place.target}: node {self.node}: the machine's own watchdog, which ends it when nobody "
+                    "renews its lease, did not start: it has not run its user data. Does its image have cloud-init, "
+                    f"and did that get to its end? ({self._orders.lease_file} is not there after {limit_s} s)"
+                )
+
+    def _wait_for_the_others(self) -> None:
+        """Until all can start their agents: nobody renews an agent's lease before all of them run."""
+        if self._has_waited:
+            return
+        try:
+            self._orders.are_prepared.wait()
+        except threading.BrokenBarrierError:
+            text = f"{self._place.target}: node {self.node} was stopped: another did not come up"
+            raise Unreachable(text, host=str(self._place.target), was_stopped=True) from None
+        self._has_waited = True
+
+    @contextlib.contextmanager
+    def _holding_lease(self, connection: Connection) -> Iterator[None]:
+        """Renew the machine's own lease while there is no agent yet: packages may take longer than it lasts."""
+        lease_file, done = self._orders.lease_file, threading.Event()
+
+        def renew() -> None:
+            while not done.wait(self._orders.lease_s / 4):
+                with contextlib.suppress(NodeError, ProviderError, OSError):  # what prepares meets it too
+                    connection.run(f"touch {shlex.quote(lease_file)}", timeout_s=_END_LIMIT_S)
+
+        thread = threading.Thread(target=renew, name=f"skyward-lease-{self.node}", daemon=True)
+        if lease_file:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    @contextlib.contextmanager
+    def _phase(self, name: str, detail: str = "") -> Iterator[None]:
+        began = time.monotonic()
+        self._orders.emit(PhaseStarted(node=self.node, phase=name, detail=detail))
+        try:
+            yield
+        except BaseException as error:
+            seconds = time.monotonic() - began
+            self._orders.emit(PhaseFailed(node=self.node, phase=name, seconds=seconds, reason=str(error)))
+            raise
+        self._orders.emit(PhaseEnded(node=self.node, phase=name, seconds=time.monotonic() - began))
+
+    def _start_agent(self, run: Callable[..., Completed], ready: Ready) -> dict[str, Any]:
+        done = run(
+            python_line((ready.agent_python,), ready.agent_path, "start"),
+            input=pickle.dumps(self._config(ready)),
+            timeout_s=_AGENT_LIMIT_S,
+        )
+        if done.code:
+            # Whatever it died of may have passed, as memory that was short.
+            raise ProviderError(f"{self._place.target}: node {self.node}: {done.error_text}", retryable=True)
+        return reply_of(done.text)
+
+    def _config(self, ready: Ready) -> NodeConfig:
+        spec = self._orders.spec
+        env = dict(ready.env)
+        thread_variables = limit_threads(env, ready.cores // spec.concurrency)
+        return NodeConfig(
+            pool=self._orders.pool,
+            node=self.node,
+            folder=ready.folder,
+            slots=spec.concurrency,
+            executor=spec.executor,
+            python=ready.python,
+            path=ready.path,
+            cwd=ready.cwd,
+            env=tuple(env.items()),
+            cores=ready.cores,
+            thread_variables=thread_variables,
+            preload=spec.preload,
+            address=self._place.private_address,
+            lease_s=self._orders.lease_s,
+            lease_file=self._orders.lease_file,
+            notice_file=self._orders.notice_file,
+            cancel_grace_s=spec.cancel_grace_s,
+        )
+
+    def _check(self, ready: Ready, said: dict[str, Any]) -> None:
+        """What was asked for, where it is known only now. Raises NoCapacity."""
+        spec = self._orders.spec
+        lacks = []
+        if spec.vcpus is not None and ready.cores < spec.vcpus:
+            lacks.append(f"vcpus={spec.vcpus}, and it has {ready.cores} cores")
+        if spec.memory_gib is not None and ready.memory_gib < spec.memory_gib:
+            lacks.append(f"memory_gib={spec.memory_gib:g}, and it has {ready.memory_gib:.1f}")
+        if spec.architecture is not None and spec.architecture != _ARCHITECTURES.get(said["machine"], said["machine"]):
+            lacks.append(f"architecture={spec.architecture}, and it is {said['machine']}")
+        if spec.accelerator is not None and not spec.accelerator.is_met_by(said["accelerator"], said["accelerators"]):
+            has = f"{said['accelerators']} {said['accelerator']}" if said["accelerators"] else "none"
+            lacks.append(f"accelerator={spec.accelerator}, and it has {has}")
+        if lacks:
+            raise NoCapacity(f"{self._place.target}: node {self.node}: asked for {'; '.join(lacks)}")
+
+    def _made(self, connection: Connection, ready: Ready, said: dict[str, Any]) -> Machine:
+        command = attach.command(ready.agent_python, said["root"], said["socket"])
+        return Machine(
+            node=self.node,
+            socket_path=said["socket"],
+            folder=ready.folder,
+            pid=0,
+            peer=Peer(
+                node=self.node,
+                private_ip=said["address"],
+                public_ip=self._place.public_address or None,
+            ),
+            slots=self._orders.spec.concurrency,
+            lease_s=self._orders.lease_s,
+            interface=said["interface"],
+            channel=tuple(connection.argv("exec " + shlex.join(command))),
+            terminal=tuple(connection.terminal()),
+            handle=Node(
+                connection=connection,
+                watchdog=said["pid"],
+                started=said["started"],
+                folder=ready.folder,
+                python=(ready.agent_python,),
+                path=ready.agent_path,
+                place=self._place,
+            ),
+        )

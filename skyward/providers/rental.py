@@ -1,0 +1,356 @@
+"""One launch of rented machines: offers tried in order, by one intent on the disk for each create call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+from ..errors import NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
+from ..events import Emit, InstanceLaunched, PhaseEnded, PhaseFailed, PhaseStarted
+from ..state.journal import Attempt, Journal
+from ..values.machine import Machine, Offer, PoolSpec
+from .choice import too_expensive
+from .clock import Clock, patiently
+from .key import public_key_of
+from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, Cloud, Host, Instance, Request
+from .termination import Ending, shielded
+from .user_data import boot_script
+
+__all__ = ["Launch", "Rental", "Renter"]
+
+_CREATE_LIMIT_S = 120.0
+"""Seconds that a throttled create call is made again."""
+_CREATE_TRIES = 5
+"""How often a create call is made whose outcome stays unknown."""
+_LOOK_S = 1.0
+_SHOWN = 12
+"""So many of the offers that were tried an error shows; its `tried` has all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rental:
+    """The handle of a rented Machine: what ends it."""
+
+    instance: str
+    journal: Journal = field(repr=False)
+    emit: Emit = field(repr=False)
+    inner: Any = field(default=None, repr=False)
+    """The handle that bring-up gave it."""
+
+
+class Renter(Protocol):
+    """What a launch needs of its provider; see CloudProvider."""
+
+    name: ClassVar[str]
+
+    @property
+    def lease_s(self) -> float: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def cloud(self) -> Cloud: ...
+
+    def ending(
+        self, journal: Journal, emit: Emit, nodes: dict[str, int], is_meant: Callable[[str, str], bool]
+    ) -> Ending: ...
+
+    def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]: ...
+
+
+def request_for(
+    renter: Renter,
+    spec: PoolSpec,
+    offer: Offer,
+    pool: str,
+    count: int,
+    *,
+    token: str,
+    tags: dict[str, str],
+    key: str = "",
+    least: int | None = None,
+) -> Request:
+    """Return what the cloud is asked for. `least`: so few of `count` will do; None: all or none."""
+    lease_s = renter.lease_s
+    return Request(
+        pool=pool,
+        token=token,
+        offer=offer,
+        count=count,
+        least=count if least is None else least,
+        nodes=spec.nodes,
+        lease_s=lease_s,
+        tags={POOL_TAG: pool, LEASE_TAG: f"{lease_s:g}", ATTEMPT_TAG: token, **tags},
+        user_data=boot_script(lease_s=lease_s, notices=renter.cloud().notices if offer.is_spot else ""),
+        public_key=key or "<public key>",
+    )
+
+
+@dataclass
+class Launch:
+    """One `launch`: which attempts it made, so that exactly these are undone."""
+
+    provider: Renter
+    spec: PoolSpec
+    pool: str
+    nodes: list[int]
+    emit: Emit
+    journal: Journal
+    is_stopped: Callable[[], bool]
+    """Whether the pool was ended meanwhile."""
+    tokens: set[str] = field(default_factory=set)
+    node_of: dict[str, int] = field(default_factory=dict)
+    _tried: list[str] = field(default_factory=list)
+    _over_quota: dict[tuple[str, bool], int] = field(default_factory=dict)
+    """By type and kind of rent: so many are more than the account may have, in whatever zone."""
+    _is_only_quota: bool = True
+
+    def __post_init__(self) -> None:
+        self._cloud = self.provider.cloud()
+        self._clock = self.provider.clock
+        self._deadline = self._clock.monotonic() + self.spec.provision_timeout_s
+        self._key = public_key_of(self.journal.folder)
+
+    def run(self, offers: list[Offer]) -> list[Machine]:
+        rented = self._rent(offers)
+        hosts = [self._host(node, instance) for node, (_, instance) in zip(self.nodes, rented, strict=True)]
+        machines = self.provider.bring_up(hosts, self.spec, self.pool, self.nodes, self.emit)
+        ids = {host.node: host.instance.id for host in hosts}
+        offer_of = {node: offer for node, (offer, _) in zip(self.nodes, rented, strict=True)}
+        return [
+            replace(
+                machine,
+                offer=offer_of[machine.node],
+                handle=Rental(instance=ids[machine.node], journal=self.journal, emit=self.emit, inner=machine.handle),
+            )
+            for machine in machines
+        ]
+
+    def _rent(self, offers: Sequence[Offer]) -> list[tuple[Offer, Instance]]:
+        """A machine that runs for each node, by the first offer that can be had for all; see `_mixed`.
+
+        Raises NoCapacity that says what was tried.
+        """
+        spot_first = self.spec.allocation == "spot-if-available" and len(self.nodes) > 1
+        allowed = self._allowed(offers)
+        for at, offer in enumerate(allowed):
+            is_last_spot_gone = at > 0 and allowed[at - 1].is_spot and not offer.is_spot
+            if spot_first and is_last_spot_gone and (mixed := self._mixed(allowed[:at], allowed[at:])):
+                return mixed
+            if instances := self._tried_by(offer, self.nodes):
+                return [(offer, instance) for instance in instances]
+        raise self._nothing_had()
+
+    def _nothing_had(self) -> ProviderError:
+        shown = self._tried[:_SHOWN] or ["none: max_hourly_cost allows no more"]
+        if len(self._tried) > _SHOWN:
+            shown.append(f"... and {len(self._tried) - _SHOWN} more")
+        kind = QuotaExceeded if self._tried and self._is_only_quota else NoCapacity
+        return kind(
+            f"{self.provider.name}: asked for {len(self.nodes)} machine(s) together in one zone, got 0; tried "
+            f"{len(self._tried)} offer(s):\n  " + "\n  ".join(shown) + "\n" + _advice(self.spec),
+            tried=tuple(self._tried),
+        )
+
+    def _mixed(self, spot: Sequence[Offer], on_demand: Sequence[Offer]) -> list[tuple[Offer, Instance]]:
+        """Where no spot offer gives all: what one gives, and the others on demand, of that type and in that zone.
+
+        [] where that cannot be had either; then nothing is left of it.
+        """
+        twins = {(offer.instance_type, offer.zone): offer for offer in on_demand}
+        for offer in spot:
+            twin = twins.get((offer.instance_type, offer.zone))
+            if twin is None:
+                continue
+            token = self.journal.next_token
+            got = self._tried_by(offer, self.nodes, least=1)
+            if not got:
+                continue
+            rest = self._tried_by(twin, self.nodes[len(got) :]) if len(got) < len(self.nodes) else []
+            if len(got) + len(rest) == len(self.nodes):
+                return [*((offer, instance) for instance in got), *((twin, instance) for instance in rest)]
+            self._end_attempt(token)
+        return []
+
+    def _tried_by(self, offer: Offer, nodes: list[int], least: int | None = None) -> list[Instance]:
+        """Running machines by this offer; [] where it has none now, which is noted."""
+        self._check_wanted()
+        kind, count = (offer.instance_type, offer.is_spot), len(nodes) if least is None else least
+        if count >= self._over_quota.get(kind, count + 1):
+            return []
+        try:
+            return self._rent_by(offer, nodes, least)
+        except (NoCapacity, QuotaExceeded) as error:
+            self._tried.append(f"{_named(offer)}: {error}")
+            if isinstance(error, QuotaExceeded):
+                self._over_quota[kind] = count
+            else:
+                self._is_only_quota = False
+            return []
+
+    def _check_wanted(self) -> None:
+        if self.is_stopped():
+            raise ProviderError(f"{self.provider.name}: pool {self.pool} was ended while it started")
+
+    def _allowed(self, offers: Sequence[Offer]) -> list[Offer]:
+        """Beside machines that live, only their zone will do, and what max_hourly_cost leaves."""
+        living = self.journal.living
+        zones = {attempt.offer["zone"] for attempt in living.values()}
+        spent = sum(float(attempt.offer["price_usd_per_hour"]) for attempt in living.values())
+        limit = self.spec.max_hourly_cost
+        left = None if limit is None else limit - spent
+        return [o for o in offers if (not zones or o.zone in zones) and not too_expensive(o, len(self.nodes), left)]
+
+    def _rent_by(self, offer: Offer, nodes: list[int], least: int | None) -> list[Instance]:
+        attempt = self.journal.begin(offer=_plain(offer), nodes=nodes, at=self._clock.time())
+        self.tokens.add(attempt.token)
+        request = self._request(offer, attempt, least)
+        try:
+            self._patient(lambda: self._cloud.prepare(request), OutcomeUnknown)
+            made = self._create(request)
+        except ProviderError as error:
+            if not isinstance(error, OutcomeUnknown):
+                self.journal.settle(attempt.token, [])
+            raise
+        ids = [instance.id for instance in made]
+        self.journal.settle(attempt.token, ids)
+        self._announce(offer, ids, nodes)
+        try:
+            return self._until_running(request, ids)
+        except NoCapacity:
+            self._end_attempt(attempt.token)
+            raise
+
+    def _request(self, offer: Offer, attempt: Attempt, least: int | None) -> Request:
+        tags = {JOURNAL_TAG: self.journal.id, OWNER_TAG: self.journal.owner.tag}
+        count, token = len(attempt.nodes), attempt.token
+        return request_for(
+            self.provider, self.spec, offer, self.pool, count, token=token, tags=tags, key=self._key, least=least
+        )
+
+    def _patient(self, call: Callable[[], Any], *again_on: type[ProviderError]) -> Any:
+        return patiently(call, again_on=(Throttled, *again_on), clock=self._clock, limit_s=_CREATE_LIMIT_S)
+
+    def _create(self, request: Request) -> list[Instance]:
+        unknown: OutcomeUnknown | None = None
+        for tries_left in range(_CREATE_TRIES - 1, -1, -1):
+            try:
+                made: list[Instance] = self._patient(lambda: self._cloud.create(request))
+                return made
+            except OutcomeUnknown as error:
+                unknown = error
+                found = self._looked_for(request, error)
+                if len(found) >= request.least:
+                    return found
+                # Again with the same token, so that it cannot make them twice.
+                if found or not tries_left or "idempotent-create" not in self._cloud.capabilities:
+                    raise
+            except (NoCapacity, QuotaExceeded):
+                raise  # the same token would have answered otherwise, had it made something
+            except ProviderError as error:
+                if unknown is None:
+                    raise
+                raise OutcomeUnknown(f"{unknown}; and then: {error}") from error
+        raise AssertionError("the last try returns or raises")
+
+    def _looked_for(self, request: Request, unknown: OutcomeUnknown) -> list[Instance]:
+        """What `_look_for` finds; where it cannot look, nobody knows still."""
+        try:
+            return self._look_for(request)
+        except ProviderError as error:
+            raise OutcomeUnknown(f"{unknown}; and then: {error}") from error
+
+    def _look_for(self, request: Request) -> list[Instance]:
+        """What a create call has made that did not say so."""
+        deadline = self._clock.monotonic() + self._cloud.settle_s
+        while True:
+            found = [i for i in self._described(request) if i.is_billed]
+            if len(found) == request.count or self._clock.monotonic() > deadline:
+                return found
+            self._clock.sleep(_LOOK_S)
+
+    def _described(self, request: Request) -> list[Instance]:
+        tags = {JOURNAL_TAG: self.journal.id, ATTEMPT_TAG: request.token}
+        found: list[Instance] = self._patient(lambda: self._cloud.describe(tags), OutcomeUnknown)
+        return found
+
+    def _announce(self, offer: Offer, ids: list[str], nodes: list[int]) -> None:
+        for node, i in zip(nodes, ids, strict=False):
+            self.node_of[i] = node
+            self.emit(
+                InstanceLaunched(
+                    node=node,
+                    instance=i,
+                    instance_type=offer.instance_type,
+                    price_usd_per_hour=offer.price_usd_per_hour,
+                    is_spot=offer.is_spot,
+                )
+            )
+            self.emit(PhaseStarted(node=node, phase="boot", detail=f"{i} {_named(offer)}"))
+
+    def _until_running(self, request: Request, ids: list[str]) -> list[Instance]:
+        began = self._clock.monotonic()
+        while True:
+            self._check_wanted()
+            listed = {i.id: i for i in self._described(request)}
+            mine = [listed[i] for i in ids if i in listed]
+            ended = [i for i in mine if not i.is_billed]
+            if ended:
+                kind = ProviderError if ended[0].is_refused else NoCapacity
+                raise kind(f"{ended[0].id} ended before it ran ({ended[0].reason or 'no reason given'})")
+            seconds = self._clock.monotonic() - began
+            if len(mine) == len(ids) and all(i.state == "running" for i in mine):
+                for i in ids:
+                    self.emit(PhaseEnded(node=self.node_of[i], phase="boot", seconds=seconds))
+                return mine
+            if self._clock.monotonic() > self._deadline:
+                late = sorted(set(ids) - {i.id for i in mine if i.state == "running"})
+                for i in late:
+                    self.emit(PhaseFailed(node=self.node_of[i], phase="boot", seconds=seconds, reason="timeout"))
+                raise ProviderError(
+                    f"{self.provider.name}: {', '.join(late)} did not run within provision_timeout_s="
+                    f"{self.spec.provision_timeout_s:g}; they were ended. Raise it, or try another zone or type"
+                )
+            self._clock.sleep(_LOOK_S)
+
+    def _end_attempt(self, token: str) -> None:
+        provider = self.provider
+        ending = provider.ending(self.journal, self.emit, self.node_of, lambda _id, other: other == token)
+        shielded(ending.run)
+
+    def _host(self, node: int, instance: Instance) -> Host:
+        return Host(
+            node=node,
+            instance=instance,
+            address=instance.public_ip or instance.private_ip,
+            username=self._cloud.username,
+            key_file=f"{self.journal.folder}/key",
+            known_hosts=f"{self.journal.folder}/known_hosts",
+            ask_host_keys=lambda: self._cloud.host_keys(instance.id),
+            lease_s=self.journal.lease_s,
+        )
+
+
+def _plain(offer: Offer) -> dict[str, Any]:
+    return {
+        "instance_type": offer.instance_type,
+        "zone": offer.zone,
+        "region": offer.region,
+        "is_spot": offer.is_spot,
+        "price_usd_per_hour": offer.price_usd_per_hour,
+    }
+
+
+def _named(offer: Offer) -> str:
+    kind = "spot" if offer.is_spot else "on-demand"
+    return f"{offer.instance_type} {kind} in {offer.zone or offer.region} at {offer.price_usd_per_hour:g} USD/h"
+
+
+def _advice(spec: PoolSpec) -> str:
+    advice = []
+    if spec.allocation == "spot":
+        advice.append("allocation='on-demand' or 'spot-if-available'")
+    if spec.nodes > 1:
+        advice.append("fewer nodes")
+    return "try " + ", ".join([*advice, "another region, or other instance types"])

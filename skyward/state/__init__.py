@@ -1,0 +1,1 @@
+"""What other processes of this user read: the journal of what was rented, open pools, their output."""

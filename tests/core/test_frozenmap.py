@@ -1,0 +1,39 @@
+"""The read-only mapping."""
+
+from __future__ import annotations
+
+import doctest
+import pickle
+
+import pytest
+
+from skyward.core import frozenmap
+from skyward.core.frozenmap import FrozenMap
+
+
+def test_examples_in_docstrings_run() -> None:
+    assert doctest.testmod(frozenmap).failed == 0
+
+
+def test_it_equals_and_hashes_by_items_whatever_their_order() -> None:
+    one, other = FrozenMap({"a": 1, "b": 2}), FrozenMap([("b", 2), ("a", 1)])
+    assert one == other == {"a": 1, "b": 2}
+    assert len({one, other}) == 1
+    assert one != FrozenMap({"a": 1})
+    assert one != 1
+
+
+def test_it_cannot_be_changed_nor_hold_what_can() -> None:
+    source = {"a": 1}
+    frozen = FrozenMap(source)
+    source["a"] = 2
+    assert frozen["a"] == 1
+    with pytest.raises(TypeError):
+        frozen["a"] = 2  # type: ignore[index]
+    with pytest.raises(TypeError, match="unhashable"):
+        FrozenMap({"a": [1]})
+
+
+def test_it_is_picklable() -> None:
+    frozen = FrozenMap({"a": (1, 2)})
+    assert pickle.loads(pickle.dumps(frozen)) == frozen

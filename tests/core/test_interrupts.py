@@ -1,0 +1,151 @@
+"""Signal handlers wait while the engine's books are open, and no signal is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from skyward.core import interrupts
+
+
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    interrupts.restore()
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_comes_when_the_last_hold_ends() -> None:
+    done: list[str] = []
+    interrupts.hold()
+    interrupts.hold()
+    interrupt()
+    done.append("inner")
+    interrupts.let_go()
+    done.append("outer")
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.let_go()
+    assert done == ["inner", "outer"]
+    interrupts.hold()
+    interrupts.let_go()
+
+
+def test_outside_it_comes_at_once() -> None:
+    interrupts.hold()
+    interrupts.let_go()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+def test_other_threads_hold_nothing() -> None:
+    thread = threading.Thread(target=interrupts.hold)
+    thread.start()
+    thread.join()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+
+def test_the_users_handler_is_called_and_put_back() -> None:
+    called: list[int] = []
+
+    def mine(number: int, frame: object) -> None:
+        called.append(number)
+
+    signal.signal(signal.SIGINT, mine)
+    interrupts.hold()
+    interrupt()
+    assert called == []
+    interrupts.let_go()
+    assert called == [signal.SIGINT]
+    interrupts.restore()
+    assert signal.getsignal(signal.SIGINT) is mine
+
+
+def test_an_interrupt_within_a_del_is_raised_behind_it() -> None:
+    """Python prints what is raised in a `__del__`, and goes on: the user would have to press again."""
+    steps: list[str] = []
+
+    class Dropped:
+        def __del__(self) -> None:
+            interrupt()
+            steps.append("del went on")
+
+    interrupts.hold()
+    interrupts.let_go()
+    dropped = Dropped()
+    with pytest.raises(KeyboardInterrupt):
+        del dropped
+        time.sleep(20)
+        steps.append("and never came")
+    assert steps == ["del went on"]
+
+
+class Alarm(Exception):
+    pass
+
+
+def raise_alarm(number: int, frame: object) -> None:
+    raise Alarm(number)
+
+
+@pytest.fixture
+def alarms() -> Iterator[None]:
+    """SIGALRM, SIGTERM and a real-time signal raise."""
+    numbers = (signal.SIGALRM, signal.SIGTERM, signal.SIGRTMIN)
+    before = {number: signal.signal(number, raise_alarm) for number in numbers}
+    yield
+    interrupts.restore()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGALRM, signal.SIGTERM, signal.SIGRTMIN])
+def test_no_handler_of_any_signal_raises_within_a_hold(alarms: None, number: int) -> None:
+    interrupts.hold()
+    os.kill(os.getpid(), number)
+    steps = ["went on"]
+    with pytest.raises(Alarm):
+        interrupts.let_go()
+    assert steps == ["went on"]
+
+
+def test_a_handler_that_was_installed_between_two_holds_waits_too(alarms: None) -> None:
+    for _ in range(3):  # as a time limit does it for each of its blocks
+        signal.signal(signal.SIGALRM, raise_alarm)
+        interrupts.hold()
+        signal.raise_signal(signal.SIGALRM)
+        with pytest.raises(Alarm):
+            interrupts.let_go()
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        interrupts.hold()
+        interrupts.let_go()
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+
+
+def test_of_two_signals_none_is_lost(alarms: None) -> None:
+    interrupts.hold()
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGALRM)
+    with pytest.raises(Alarm) as raised:
+        interrupts.let_go()
+    numbers = {raised.value.args[0], raised.value.__context__.args[0]}  # type: ignore[union-attr]
+    assert numbers == {signal.SIGTERM, signal.SIGALRM}
+
+
+def test_what_a_handler_raised_is_told_from_what_anything_else_raised(alarms: None) -> None:
+    interrupts.hold()
+    interrupts.let_go()
+    with pytest.raises(Alarm) as by_handler:
+        signal.raise_signal(signal.SIGALRM)
+    assert interrupts.is_from_handler(by_handler.value)
+    assert not interrupts.is_from_handler(SystemExit(1))

@@ -1,0 +1,27 @@
+"""Processes as the system knows them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import skyward
+from skyward.core.process import PACKAGE_ROOT, start_time
+
+
+def test_a_process_has_one_start_and_one_that_ended_has_none() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        started = start_time(child.pid)
+        assert started == start_time(child.pid) != ""
+        assert child.stdin is not None
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert start_time(child.pid) == ""  # a zombie: it will never do anything again
+    assert start_time(child.pid) == ""
+    assert int(start_time(os.getpid())) <= int(started)
+
+
+def test_a_new_process_finds_this_package_in_the_package_root() -> None:
+    assert Path(PACKAGE_ROOT) / "skyward" == Path(skyward.__file__).parent

@@ -1,0 +1,211 @@
+"""The parts of an engine, put together without an engine, and a node whose agent is played by the test."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from dataclasses import dataclass, field
+from typing import Any
+
+from skyward.calls.futures import Future
+from skyward.calls.options import CallOptions
+from skyward.engine.direct_lines import DirectLines
+from skyward.engine.frame_handlers import Arrivals
+from skyward.engine.gang import Gang
+from skyward.engine.gangs import Gangs
+from skyward.engine.ledger import Books
+from skyward.engine.link import NodeLink
+from skyward.engine.link_repair import Faults
+from skyward.engine.log_router import LogRouter
+from skyward.engine.nodes import Nodes
+from skyward.engine.task_events import TaskTeller
+from skyward.engine.task_sender import Sending
+from skyward.engine.tasks import Received, Task, TaskFailure, WireFunction
+from skyward.events import Event
+from skyward.schedule.scheduler import Scheduler
+from skyward.values.launch import Launch
+from skyward.values.machine import Machine
+from skyward.values.topology import Peer
+from skyward.wire.blobs import Blob
+from skyward.wire.channel import Channel
+from skyward.wire.failures import encode_failure
+from skyward.wire.frames import Frame, Kind
+from skyward.wire.payloads import Encoded, encode
+from skyward.wire.tasks import Mode, TaskHead
+from tests.waiting import until
+
+__all__ = ["FarEnd", "NotedTask", "Parts", "failure_body", "function", "value_body"]
+
+GRACE_S = 2.0
+
+
+def function(name: bytes = b"f") -> WireFunction:
+    return WireFunction(name * 16, Encoded(b"code"))
+
+
+def value_body(value: object) -> bytes:
+    """The body of a RESULT."""
+    return encode(value, Blob.snapshot).body
+
+
+def failure_body(error: Exception) -> bytes:
+    """The body of an ERROR."""
+    return encode_failure(error)
+
+
+@dataclass(eq=False, kw_only=True)
+class NotedTask(Task):
+    """Notes what it is told."""
+
+    told: list[tuple[str, Any]] = field(default_factory=list)
+
+    def on_result(self, received: Received) -> None:
+        self.told.append(("value", received.decode()))
+
+    def on_error(self, failed: TaskFailure) -> None:
+        self.told.append(("raised", failed.error()))
+
+    def on_failed(self, error: BaseException) -> None:
+        self.told.append(("failed", error))
+
+    def on_item(self, received: Received) -> None:
+        self.told.append(("item", received.decode()))
+
+
+class FarEnd:
+    """The other end of a channel of the client's."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.channel = Channel(sock)
+
+    def received(self) -> list[Frame]:
+        """Every frame that has come since the last time."""
+        frames: list[Frame] = []
+        try:
+            while True:
+                frames += self.channel.receive()
+        except BlockingIOError:
+            return frames
+
+    def next(self, kind: int) -> Frame:
+        """Wait for the next frame of a kind; those before it are dropped."""
+        frames: list[Frame] = []
+
+        def has_come() -> bool:
+            frames.extend(frame for frame in self.received() if frame.kind == kind)
+            return bool(frames)
+
+        until(has_come)
+        return frames[0]
+
+    def kinds(self) -> list[int]:
+        return [frame.kind for frame in self.received()]
+
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0, fd: int = -1) -> None:
+        self.channel.queue(kind, ident, body, lane=lane, fd=fd)
+        assert self.channel.flush()
+
+
+class Parts:
+    """What most parts need, made as an engine makes it. `close` at the end."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.books = Books(Scheduler())
+        self.books.is_open = True
+        self.teller = TaskTeller(self.events.append)
+        self.logs = LogRouter(None)
+        self.lines = DirectLines(self.books)
+        self.sending = Sending(self.books, self.lines, self.teller, self.logs, grace_s=GRACE_S)
+        self.nodes = Nodes(self.books, self.sending, job_id="job", initializer=None, emit=self.events.append)
+        self.ends: list[FarEnd] = []
+
+    def gangs(self) -> Gangs:
+        return Gangs(self.books, self.sending, self.nodes, self.logs, grace_s=GRACE_S)
+
+    def faults(self, *on_lost: Any) -> Faults:
+        return Faults(self.books, self.lines, self.sending, self.nodes, self.teller, on_lost=on_lost)
+
+    def arrivals(self, **given: Any) -> Arrivals:
+        noted: dict[str, Any] = {"on_rank_stack": lambda task, frame: None, "others": {}, **given}
+        return Arrivals(self.books, self.sending, self.logs, **noted)
+
+    def close(self) -> None:
+        for link in self.books.links.values():
+            link.close()
+            if link.line is not None:
+                link.line.channel.close()
+        for end in self.ends:
+            end.channel.close()
+        self.books.watcher.close()
+
+    # Nodes ----------------------------------------------------------------------------------------------------------
+
+    def add_link(self, number: int = 0, devices: tuple[str, ...] = ()) -> FarEnd:
+        """Put a link to a node into the books, and its machine."""
+        near, far = socket.socketpair()
+        facts = {"devices": devices, "accelerator": "", "accelerators": len(devices), "pid": 100 + number}
+        self.books.links[number] = NodeLink(number, Channel(near), facts)
+        self.books.machines[number] = machine(number)
+        self.ends.append(FarEnd(far))
+        return self.ends[-1]
+
+    def add_node(self, number: int = 0, slots: int = 1, devices: tuple[str, ...] = ()) -> FarEnd:
+        """`add_link`, and let the scheduler use the node."""
+        end = self.add_link(number, devices)
+        with self.books:
+            self.books.watcher.add(self.books.links[number])
+            self.sending.perform(self.books.scheduler.node_up(number, slots))
+        return end
+
+    def offer_line(self, agent: FarEnd, number: int = 0) -> FarEnd:
+        """Let an agent hand its slot's direct line to the client. Returns the slot's end."""
+        near, far = socket.socketpair()
+        agent.send(Kind.LINE, 1, fd=near.fileno())
+        near.close()
+        (frame,) = self.books.links[number].receive()
+        with self.books:
+            self.lines.on_line(number, frame)
+        self.ends.append(FarEnd(far))
+        return self.ends[-1]
+
+    # Work -----------------------------------------------------------------------------------------------------------
+
+    def task(self, **options: Any) -> NotedTask:
+        timeout_s = options.pop("timeout_s", None)
+        return NotedTask(
+            id=next(self.books.numbers),
+            name="work",
+            head=TaskHead(function().digest, Mode.CALL, 0, 0, 0),
+            function=function(),
+            payload=Encoded(b"arguments"),
+            options=CallOptions(**options),
+            timeout_s=timeout_s,
+        )
+
+    def submit(self, **options: Any) -> NotedTask:
+        task = self.task(**options)
+        with self.books:
+            self.sending.submit(task, None)
+        return task
+
+    def gang(self, nodes: tuple[int, ...] = (0,), **options: Any) -> Gang:
+        launch = Launch()
+        return Gang(
+            id=next(self.books.numbers),
+            name="train",
+            launch=launch,
+            launch_bytes=pickle.dumps(launch),
+            function=function(),
+            payload=Encoded(b"arguments"),
+            head=TaskHead(function().digest, Mode.CALL, 2, 0, 0),
+            options=CallOptions(**options),
+            nodes=nodes,
+            ranks_per_node=1,
+            future=Future(),
+        )
+
+
+def machine(number: int = 0, **fields: Any) -> Machine:
+    given: dict[str, Any] = {"socket_path": "", "folder": "", "pid": 0, "slots": 1, "lease_s": 5.0, **fields}
+    return Machine(node=number, peer=Peer(node=number, private_ip="127.0.0.1"), **given)

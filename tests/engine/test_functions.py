@@ -1,0 +1,165 @@
+"""A function is pickled once as long as its pickle would be the same, and again as soon as it would not."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import skyward as sky
+from skyward.engine.functions import FunctionTable
+from skyward.wire.blobs import Blob
+from skyward.wire.payloads import decode, parse
+
+
+def importable(x: int) -> int:
+    return x + 1
+
+
+@sky.compute
+def decorated(x: int) -> int:
+    return x + 2
+
+
+def table() -> FunctionTable:
+    return FunctionTable(Blob.snapshot)
+
+
+def script(code: str) -> dict[str, Any]:
+    """The names of a script: functions in it travel by value."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, namespace)
+    return namespace
+
+
+def loaded(functions: FunctionTable, function: Callable[..., Any]) -> Callable[..., Any]:
+    payload = functions.get(function).payload
+    made: Callable[..., Any] = decode(parse(payload.body), payload.blobs)
+    return made
+
+
+@pytest.mark.parametrize("function", [importable, decorated, math.sqrt, len])
+def test_an_importable_function_is_its_name(function: Callable[..., Any]) -> None:
+    functions = table()
+    made = functions.get(function)
+    assert functions.get(function) is made
+    assert len(made.payload.body) < 200
+    assert loaded(functions, function) is function
+
+
+def test_a_script_function_is_pickled_once() -> None:
+    functions = table()
+    names = script("import math\nk = 2\ndef g(x): return x * k\ndef f(x): return g(x) + math.sqrt(4)")
+    made = functions.get(names["f"])
+    assert functions.get(names["f"]) is made
+    assert loaded(functions, names["f"])(3) == 8
+
+
+CHANGES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "a global": ("k = 1\ndef f(): return k", lambda n: n.update(k=2)),
+    "a global of the same value and another type": ("k = 1\ndef f(): return k", lambda n: n.update(k=True)),
+    "a global that was not there": ("def f(): return len('ab')", lambda n: n.update(len=lambda _: 9)),
+    "a global that is gone": ("len = lambda _: 9\ndef f(): return len('ab')", lambda n: n.pop("len")),
+    "a global of a function that it calls": ("k = 1\ndef g(): return k\ndef f(): return g()", lambda n: n.update(k=2)),
+    "a function that it calls": ("def g(): return 1\ndef f(): return g()", lambda n: exec("def g(): return 2", n)),
+    "a global in a nested function": ("k = 1\ndef f(): return (lambda: k)()", lambda n: n.update(k=2)),
+    "a list in place": ("k = [1]\ndef f(): return k", lambda n: n["k"].append(2)),
+    "a dictionary in place": ("k = {}\ndef f(): return k", lambda n: n["k"].update(a=1)),
+    "an object in place": (
+        "import types\nk = types.SimpleNamespace(a=1)\ndef f(): return k.a",
+        lambda n: setattr(n["k"], "a", 2),
+    ),
+    "a list in a tuple": ("k = ([1],)\ndef f(): return k", lambda n: n["k"][0].append(2)),
+    "its code": (
+        "def g(): return 5\ndef f(): return 1",
+        lambda n: setattr(n["f"], "__code__", n["g"].__code__),
+    ),
+    "its defaults": ("def f(a=1): return a", lambda n: setattr(n["f"], "__defaults__", (2,))),
+    "its keyword defaults in place": ("def f(*, a=1): return a", lambda n: n["f"].__kwdefaults__.update(a=2)),
+    "its attributes": ("def f(): return f.a\nf.a = 1", lambda n: setattr(n["f"], "a", 2)),
+    "an attribute that it gets later": (
+        "def f(): return getattr(f, 'a', 1)",
+        lambda n: setattr(n["f"], "a", 2),
+    ),
+    "a class of the script": (
+        "class C: a = 1\ndef f(): return C.a",
+        lambda n: setattr(n["C"], "a", 2),
+    ),
+    "a closure": (
+        (
+            "def make(k):\n    def f(): return k\n    def change():\n        nonlocal k; k = 2\n"
+            "    return f, change\nf, change = make(1)"
+        ),
+        lambda n: n["change"](),
+    ),
+    "a function behind the decorator": (
+        "import skyward as sky\nk = 1\n@sky.compute\ndef f(): return k",
+        lambda n: n.update(k=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_is_seen(what: str) -> None:
+    code, change = CHANGES[what]
+    names = script(code)
+    functions = table()
+
+    def called() -> Any:
+        function = loaded(functions, names["f"])
+        return (function.fn if isinstance(function, sky.ComputeFunction) else function)()
+
+    def directly() -> Any:
+        function = names["f"]
+        return (function.fn if isinstance(function, sky.ComputeFunction) else function)()
+
+    before = called()
+    assert before == directly()
+    functions.get(names["f"])
+    change(names)
+    after = called()
+    assert after == directly()
+    assert type(after) is type(directly())
+    assert (before, type(before)) != (after, type(after))
+
+
+def test_an_emptied_closure_is_pickled_anew() -> None:
+    names = script(
+        "def make():\n    k = 1\n    def f(): return k\n    def empty():\n        nonlocal k\n        del k\n"
+        "    return f, empty\nf, empty = make()"
+    )
+    functions = table()
+    assert loaded(functions, names["f"])() == 1
+    names["empty"]()
+    with pytest.raises(NameError):
+        loaded(functions, names["f"])()
+
+
+def test_functions_that_call_each_other_are_pickled_once() -> None:
+    functions = table()
+    names = script("def odd(n): return n and even(n - 1)\ndef even(n): return not n or odd(n - 1)")
+    assert functions.get(names["odd"]) is functions.get(names["odd"])
+    assert loaded(functions, names["odd"])(3)
+
+
+def test_what_cannot_be_pickled_raises_what_its_pickling_raises() -> None:
+    names = script("import threading\nlock = threading.Lock()\ndef f(): return lock")
+    with pytest.raises(TypeError, match="cannot pickle"):
+        table().get(names["f"])
+    with pytest.raises((TypeError, pickle.PicklingError)):
+        cloudpickle.dumps(names["f"])
+
+
+def test_callables_that_are_no_functions_travel_too() -> None:
+    class Adder:
+        def __call__(self, x: int) -> int:
+            return x + 1
+
+    functions = table()
+    assert loaded(functions, Adder())(1) == 2
+    assert loaded(functions, types.MethodType(lambda me, x: me + x, 3))(4) == 7

@@ -1,0 +1,139 @@
+"""Gangs: their ranks are started at one port, and end as one."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+from skyward.engine.frame_handlers import Arrivals
+from skyward.engine.gang import Gang, RankTask
+from skyward.engine.gangs import Gangs
+from skyward.errors import NodeLost, RendezvousFailed, TaskTimeout
+from skyward.wire.frames import Frame, Kind
+from tests.engine.parts import GRACE_S, FarEnd, Parts, failure_body, value_body
+
+
+@pytest.fixture
+def agents(parts: Parts) -> list[FarEnd]:
+    return [parts.add_node(node) for node in (0, 1)]
+
+
+@pytest.fixture
+def gangs(parts: Parts) -> Gangs:
+    return parts.gangs()
+
+
+@pytest.fixture
+def arrivals(parts: Parts, gangs: Gangs) -> Arrivals:
+    return parts.arrivals(on_rank_stack=gangs.on_stack)
+
+
+@pytest.fixture
+def start(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> Callable[..., Gang]:
+    def start(**options: float) -> Gang:
+        gang = parts.gang((0, 1), **options)
+        with parts.books:
+            gangs.submit(gang)
+            gangs.on_port(Frame(Kind.PORT, 0, 4711, gang.id, b""))
+        return gang
+
+    return start
+
+
+def arrive(parts: Parts, arrivals: Arrivals, kind: int, task: RankTask, body: bytes = b"") -> None:
+    with parts.books:
+        arrivals.handlers[kind](parts.books.links[task.node], Frame(kind, 0, 0, task.id, body))
+
+
+def test_ranks_start_at_the_port_that_the_first_node_picks(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> None:
+    gang = parts.gang((0, 1))
+    with parts.books:
+        gangs.submit(gang)
+    assert [agent.kinds() for agent in agents] == [[Kind.RESERVE_PORT], []]
+    with parts.books:
+        gangs.on_port(Frame(Kind.PORT, 0, 4711, gang.id, b""))
+    for number, agent in enumerate(agents):
+        frames = agent.received()
+        assert [frame.kind for frame in frames] == [Kind.RANK, Kind.FUNCTION, Kind.TASK]
+        rank = pickle.loads(frames[0].body).rank
+        assert (rank.rank, rank.world_size, rank.head_port) == (number, 2, 4711)
+
+
+def test_its_value_has_that_of_each_node(
+    parts: Parts, agents: list[FarEnd], arrivals: Arrivals, start: Callable[..., Gang]
+) -> None:
+    gang = start()
+    for agent in agents:
+        agent.received()
+    for rank in (1, 0):
+        arrive(parts, arrivals, Kind.RESULT, gang.tasks[rank], value_body(rank * 10))
+    assert gang.future.result(0) == [0, 10]
+    assert agents[0].kinds() == [Kind.RELEASE_PORT]
+    assert not parts.books.gangs
+    assert not parts.books.tasks
+
+
+def test_a_gang_that_is_cancelled_stops_its_ranks(
+    parts: Parts, agents: list[FarEnd], gangs: Gangs, start: Callable[..., Gang]
+) -> None:
+    gang = start()
+    for agent in agents:
+        agent.received()
+    with parts.books:
+        gangs.cancel(gang.id)
+    for agent in agents:
+        (frame,) = agent.received()
+        assert (frame.kind, frame.lane) == (Kind.CANCEL, int(GRACE_S * 10))
+
+
+def test_the_error_is_that_of_the_rank_that_failed(
+    parts: Parts, agents: list[FarEnd], arrivals: Arrivals, start: Callable[..., Gang]
+) -> None:
+    gang = start()
+    ranks = dict(gang.tasks)
+    arrive(parts, arrivals, Kind.ERROR, ranks[1], failure_body(ValueError("bad batch")))
+    assert not gang.future.done()
+    arrive(parts, arrivals, Kind.RESULT, ranks[0], value_body(0))
+    with pytest.raises(ValueError, match="bad batch"):
+        gang.future.result(0)
+
+
+def test_a_gang_whose_time_is_up_says_where_its_ranks_stand(
+    parts: Parts, agents: list[FarEnd], arrivals: Arrivals, start: Callable[..., Gang]
+) -> None:
+    gang = start(timeout_s=0.001)
+    ranks = dict(gang.tasks)
+    for agent in agents:
+        agent.received()
+    with parts.books:
+        while gang.late is None:
+            parts.books.run_deadlines()
+    assert [agent.kinds() for agent in agents] == [[Kind.TAKE_STACK], [Kind.TAKE_STACK]]
+    for rank in (0, 1):
+        arrive(parts, arrivals, Kind.STACK, ranks[rank], b'{"stack": "", "state": "S"}')
+    assert [agent.kinds() for agent in agents] == [[Kind.CANCEL], [Kind.CANCEL]]
+    for rank in (0, 1):
+        arrive(parts, arrivals, Kind.RECALLED, ranks[rank])
+    with pytest.raises(TaskTimeout):
+        gang.future.result(0)
+
+
+def test_a_gang_without_a_port_cannot_meet(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> None:
+    gang = parts.gang((0, 1))
+    gang.port_retries = 0
+    with parts.books:
+        gangs.submit(gang)
+        gangs.on_port(Frame(Kind.PORT, 0, 0, gang.id, b"none is free"))
+    with pytest.raises(RendezvousFailed, match="none is free"):
+        gang.future.result(0)
+
+
+def test_a_gang_that_waits_for_the_port_of_a_lost_node_fails(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> None:
+    gang = parts.gang((0, 1))
+    with parts.books:
+        gangs.submit(gang)
+        gangs.node_lost(0)
+    with pytest.raises(NodeLost):
+        gang.future.result(0)

@@ -1,0 +1,96 @@
+"""Callers that read their answer themselves."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from skyward.calls.futures import Future
+from skyward.engine.leader import Leading
+from skyward.engine.tasks import CallTask
+from skyward.wire.frames import Kind
+from tests.engine.parts import FarEnd, Parts, value_body
+from tests.engine.test_reader import Reading
+
+
+@pytest.fixture
+def agent(parts: Parts) -> FarEnd:
+    return parts.add_node(slots=2)
+
+
+@pytest.fixture
+def leading(parts: Parts, agent: FarEnd) -> Leading:
+    return Leading(parts.books, parts.sending, Reading(parts).reader.read)
+
+
+def call(parts: Parts) -> tuple[CallTask, Future[Any]]:
+    future: Future[Any] = Future()
+    made = parts.task()
+    task = CallTask(
+        id=made.id, name="call", head=made.head, function=made.function, payload=made.payload, options=made.options,
+        future=future,
+    )  # fmt: skip
+    return task, future
+
+
+def answer(end: FarEnd, value: object) -> threading.Thread:
+    """Play the slot or the agent: answer the next task that comes."""
+
+    def run() -> None:
+        while True:
+            for frame in end.received():
+                if frame.kind == Kind.TASK:
+                    end.send(Kind.RESULT, frame.ident, value_body(value))
+                    return
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_a_lone_call_goes_by_the_line_and_its_caller_reads_the_answer(
+    parts: Parts, agent: FarEnd, leading: Leading
+) -> None:
+    slot = parts.offer_line(agent)
+    task, future = call(parts)
+    thread = answer(slot, 5)
+    leading.submit(task, future)
+    thread.join()
+    assert future.done()
+    assert future.result() == 5
+    assert agent.kinds() == []
+
+
+def test_without_a_line_the_caller_reads_the_link(parts: Parts, agent: FarEnd, leading: Leading) -> None:
+    task, future = call(parts)
+    thread = answer(agent, 6)
+    leading.submit(task, future)
+    thread.join()
+    assert future.done()
+    assert future.result() == 6
+    assert not parts.books.links[0].is_led
+
+
+def test_a_caller_that_waits_later_leads_too(parts: Parts, agent: FarEnd, leading: Leading) -> None:
+    slot = parts.offer_line(agent)
+    task, future = call(parts)
+    with parts.books:
+        assert leading.is_idle
+        leading.submit_unled(task)
+        assert not leading.is_idle
+    thread = answer(slot, 7)
+    leading.lead(task.id, future)
+    thread.join()
+    assert future.done()
+    assert future.result() == 7
+
+
+def test_buffers_stay_only_for_a_lone_call_to_nodes_with_lines(parts: Parts, agent: FarEnd, leading: Leading) -> None:
+    leading.can_pull = True
+    assert not leading.may_pull()
+    parts.offer_line(agent)
+    assert leading.may_pull()
+    parts.submit()
+    assert not leading.may_pull()

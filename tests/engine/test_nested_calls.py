@@ -1,0 +1,120 @@
+"""Calls that tasks make: they become tasks, their values go back, and they end with the task that made them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from skyward.calls.options import CallOptions
+from skyward.engine.builder import TaskBuilder
+from skyward.engine.nested_calls import NestedCalls
+from skyward.errors import UsageError
+from skyward.schedule.actions import Refuse
+from skyward.wire.blobs import Blob
+from skyward.wire.frames import Frame, Kind
+from skyward.wire.nested_calls import IS_NESTED, NestedCall, Outcome, message_of, packed
+from skyward.wire.payloads import encode
+from tests.engine.parts import FarEnd, NotedTask, Parts, value_body
+
+NUMBER = IS_NESTED | 5
+
+
+@pytest.fixture
+def agent(parts: Parts) -> FarEnd:
+    return parts.add_node(slots=2)
+
+
+@pytest.fixture
+def nested(parts: Parts) -> Iterator[NestedCalls]:
+    gangs = parts.gangs()
+    builder = TaskBuilder(lambda: next(parts.books.numbers), parts.nodes.ranks_per_node, gangs.cancel, None)
+    nested = NestedCalls(parts.books, parts.sending, gangs, builder)
+    yield nested
+    nested.close()
+    nested.join()
+
+
+@pytest.fixture
+def parent(parts: Parts, agent: FarEnd, nested: NestedCalls) -> NotedTask:
+    task = parts.submit()
+    agent.received()
+    return task
+
+
+def call(parts: Parts, nested: NestedCalls, parent: int, **options: Any) -> None:
+    """Let a task call something."""
+    asked = NestedCall(
+        parent=parent,
+        name="part",
+        function=encode(len, Blob.snapshot).body,
+        arguments=encode((((1, 2),), {}), Blob.snapshot).body,
+        options=pickle.dumps(CallOptions(**options)),
+        launch=b"",
+        kind=0,
+        nodes=None,
+    )
+    with parts.books:
+        nested.on_call(parts.books.links[0], Frame(Kind.CALL, 0, 0, NUMBER, packed(asked, ()).body))
+
+
+def outcome(agent: FarEnd) -> Outcome:
+    frame = agent.next(Kind.OUTCOME)
+    assert frame.ident == NUMBER
+    return Outcome(*message_of(frame.body, {}))
+
+
+def test_a_call_becomes_a_task_and_its_value_goes_back(
+    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+) -> None:
+    call(parts, nested, parent.id)
+    child = agent.next(Kind.TASK).ident
+    with parts.books:
+        parts.arrivals().handlers[Kind.RESULT](parts.books.links[0], Frame(Kind.RESULT, 0, 0, child, value_body(2)))
+    assert outcome(agent).status == "value"
+
+
+def test_what_a_task_has_called_ends_with_it(
+    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+) -> None:
+    call(parts, nested, parent.id)
+    child = agent.next(Kind.TASK).ident
+    with parts.books:
+        parts.sending.finish(parent, 0)
+    assert parts.books.tasks[child].is_cancelled
+    assert outcome(agent).status == "cancelled"
+
+
+def test_a_call_that_cannot_be_made_says_why(
+    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+) -> None:
+    call(parts, nested, parent.id, max_restarts=1)
+    said = outcome(agent)
+    error = pickle.loads(said.payloads[0])
+    assert said.status == "error"
+    assert isinstance(error, UsageError)
+    assert "max_restarts" in str(error)
+
+
+def test_a_call_that_could_never_start_is_refused(
+    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+) -> None:
+    call(parts, nested, parent.id)
+    child = agent.next(Kind.TASK).ident
+    with parts.books:
+        parts.sending.perform([Refuse(child, (0,))])
+    said = outcome(agent)
+    assert said.status == "error"
+    assert "concurrency" in str(pickle.loads(said.payloads[0]))
+
+
+def test_a_call_is_forgotten_when_the_node_of_its_task_is_lost(
+    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+) -> None:
+    call(parts, nested, parent.id)
+    child = agent.next(Kind.TASK).ident
+    with parts.books:
+        nested.node_lost(0)
+    assert parts.books.tasks[child].is_cancelled

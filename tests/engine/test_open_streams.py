@@ -1,0 +1,81 @@
+"""Streams of running tasks: items and credit go to their node, and a reader that is gone stops them."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyward.engine.open_streams import OpenStreams
+from skyward.engine.tasks import StreamTask
+from skyward.errors import PoolClosed
+from skyward.wire.frames import Kind
+from skyward.wire.payloads import Encoded
+from tests.engine.parts import FarEnd, Parts
+
+
+@pytest.fixture
+def agent(parts: Parts) -> FarEnd:
+    return parts.add_node()
+
+
+@pytest.fixture
+def streams(parts: Parts) -> OpenStreams:
+    return OpenStreams(parts.books, parts.sending)
+
+
+def generator(parts: Parts, told: list[BaseException] | None = None) -> StreamTask:
+    class Noted(StreamTask):
+        def on_failed(self, error: BaseException) -> None:
+            if told is not None:
+                told.append(error)
+
+    made = parts.task()
+    task = Noted(
+        id=made.id, name="items", head=made.head, function=made.function, payload=made.payload, options=made.options,
+        stream=lambda: None, may_move=False,
+    )  # fmt: skip
+    with parts.books:
+        parts.sending.submit(task, None)
+    return task
+
+
+def test_items_and_credit_go_to_the_node_of_the_task(parts: Parts, agent: FarEnd, streams: OpenStreams) -> None:
+    task = parts.submit()
+    agent.received()
+    streams.grant(task.id, 3)
+    streams.send_item(task.id, 1, Encoded(b"item"))
+    streams.end_input(task.id, Kind.IN_END, 1)
+    frames = agent.received()
+    assert [(frame.kind, frame.lane, frame.body) for frame in frames] == [
+        (Kind.CREDIT, 0, (3).to_bytes(4, "little")),
+        (Kind.IN_ITEM, 1, b"item"),
+        (Kind.IN_END, 1, b""),
+    ]
+
+
+def test_what_is_for_a_task_that_has_ended_is_dropped(parts: Parts, agent: FarEnd, streams: OpenStreams) -> None:
+    streams.grant(99, 1)
+    streams.send_item(99, 0, Encoded(b"item"))
+    streams.end_input(99, Kind.IN_END, 0)
+    assert agent.received() == []
+
+
+def test_a_stream_that_nobody_reads_is_closed_and_any_other_task_is_cancelled(
+    parts: Parts, agent: FarEnd, streams: OpenStreams
+) -> None:
+    items = generator(parts)
+    waiting = parts.submit()
+    agent.received()
+    streams.stop(items.id)
+    streams.stop(waiting.id)
+    assert agent.kinds() == [Kind.CLOSE]
+    assert list(parts.books.tasks) == [items.id]
+
+
+def test_the_readers_of_running_generators_are_told_that_the_pool_closes(
+    parts: Parts, agent: FarEnd, streams: OpenStreams
+) -> None:
+    told: list[BaseException] = []
+    generator(parts, told)
+    streams.close_all()
+    assert [type(error) for error in told] == [PoolClosed]
+    assert Kind.CLOSE in agent.kinds()

@@ -1,0 +1,109 @@
+"""The I/O thread: what it reads reaches its handler, and what goes wrong costs one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from skyward.engine.reader import Reader
+from skyward.engine.width import Width
+from skyward.errors import InternalError, NodeLost
+from skyward.wire.frames import Kind
+from tests.engine.parts import FarEnd, Parts, value_body
+from tests.waiting import until
+
+
+class Reading:
+    """A reader and whom it tells."""
+
+    def __init__(self, parts: Parts, **others: Any) -> None:
+        self.lost: list[int] = []
+        self.stopped: list[int] = []
+        self.died: list[BaseException] = []
+        self.reader = Reader(
+            parts.books,
+            parts.arrivals(others=others),
+            parts.lines,
+            parts.faults(self.lost.append),
+            Width(parts.books, parts.sending),
+            parts.nodes.liveness,
+            stop=self.stopped.append,
+            died=self.died.append,
+        )
+
+
+@pytest.fixture
+def agent(parts: Parts) -> FarEnd:
+    return parts.add_node(slots=2)
+
+
+@pytest.fixture
+def reading(parts: Parts, agent: FarEnd) -> Iterator[Reading]:
+    reading = Reading(parts)
+    yield reading
+    parts.books.is_open = False
+    parts.books.watcher.wake()
+    reading.reader.join()
+
+
+def test_the_thread_brings_values_and_sends_what_they_make_room_for(
+    parts: Parts, agent: FarEnd, reading: Reading
+) -> None:
+    reading.reader.start()
+    tasks = [parts.submit() for _ in range(3)]
+    for task in tasks:
+        agent.send(Kind.RESULT, task.id, value_body(task.id))
+    until(lambda: all(task.told for task in tasks))
+    assert [task.told for task in tasks] == [[("value", task.id)] for task in tasks]
+
+
+def test_a_caller_reads_a_channel_itself(parts: Parts, agent: FarEnd, reading: Reading) -> None:
+    task = parts.submit()
+    agent.send(Kind.RESULT, task.id, value_body(1))
+    reading.reader.read(parts.books.links[0])
+    assert task.told == [("value", 1)]
+
+
+def test_a_frame_that_cannot_be_handled_costs_one_call(parts: Parts, agent: FarEnd, reading: Reading) -> None:
+    broken, sound = parts.submit(), parts.submit()
+    agent.send(Kind.RESULT, broken.id, b"nonsense")
+    agent.send(Kind.RESULT, sound.id, value_body(2))
+    reading.reader.read(parts.books.links[0])
+    ((_, error),) = broken.told
+    assert isinstance(error, InternalError)
+    assert sound.told == [("value", 2)]
+
+
+def test_a_kind_that_nobody_handles_is_ignored(parts: Parts, agent: FarEnd, reading: Reading) -> None:
+    task = parts.submit()
+    agent.send(200)
+    agent.send(Kind.RESULT, task.id, value_body(1))
+    reading.reader.read(parts.books.links[0])
+    assert task.told == [("value", 1)]
+
+
+def test_the_end_of_a_link_is_the_loss_of_its_node(parts: Parts, agent: FarEnd, reading: Reading) -> None:
+    task = parts.submit()
+    agent.channel.close()
+    reading.reader.read(parts.books.links[0])
+    ((_, error),) = task.told
+    assert isinstance(error, NodeLost)
+    assert reading.lost == [0]
+    assert not parts.books.links
+
+
+def test_the_end_of_a_line_costs_no_node(parts: Parts, agent: FarEnd, reading: Reading) -> None:
+    parts.offer_line(agent).channel.close()
+    line = parts.books.links[0].line
+    assert line is not None
+    reading.reader.read(line)
+    assert parts.books.links[0].line is None
+    assert reading.lost == []
+
+
+def test_the_thread_stops_what_was_abandoned(parts: Parts, reading: Reading) -> None:
+    reading.reader.start()
+    reading.reader.abandon(7)
+    until(lambda: reading.stopped == [7])

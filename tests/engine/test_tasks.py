@@ -1,0 +1,86 @@
+"""The client's records of tasks."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from skyward.calls.futures import Future
+from skyward.engine.tasks import Loss, PulledTask, TaskFailure
+from skyward.errors import SlotLost
+from skyward.wire.failures import Failure
+from tests.engine.parts import Parts
+
+
+class Pulled:
+    """A call whose buffers stay in memory, and what it does when that does not work out."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.made_by: list[threading.Thread] = []
+        self.was_stopped = False
+        self.future: Future[Any] = Future()
+        task = parts.task()
+        self.task = PulledTask(
+            id=task.id,
+            name=task.name,
+            head=task.head,
+            function=task.function,
+            payload=task.payload,
+            options=task.options,
+            future=self.future,
+            call_again=self.call_again,
+            stop_pulling=self.stop_pulling,
+        )
+
+    def call_again(self) -> int:
+        self.made_by.append(threading.current_thread())
+        return 42
+
+    def stop_pulling(self) -> None:
+        self.was_stopped = True
+
+
+def failed(type_name: str) -> TaskFailure:
+    failure = Failure(type_name=type_name, message="no", traceback="", pickled=None)
+    return TaskFailure(failure, "node 0", 0, "work", "")
+
+
+def test_whoever_waits_makes_the_call_again_when_another_task_came_first(parts: Parts) -> None:
+    agent = parts.add_node()
+    pulled = Pulled(parts)
+    with parts.books:
+        parts.sending.submit(pulled.task, None)
+    assert agent.kinds() == []
+    assert not parts.books.tasks
+    assert pulled.made_by == []
+    assert pulled.future.result(0) == 42
+    assert pulled.made_by == [threading.current_thread()]
+    assert not pulled.was_stopped
+
+
+def test_a_slot_that_may_not_read_our_memory_is_not_asked_again(parts: Parts) -> None:
+    pulled = Pulled(parts)
+    pulled.task.on_error(failed("skyward.wire.pull.PullRefused"))
+    assert pulled.was_stopped
+    assert pulled.future.result(0) == 42
+
+
+def test_an_error_of_the_call_is_its_own(parts: Parts) -> None:
+    pulled = Pulled(parts)
+    pulled.task.on_error(failed("builtins.ValueError"))
+    assert pulled.future.has_failed
+    assert not pulled.was_stopped
+
+
+@pytest.mark.parametrize(("started", "again"), [(False, 1), (True, 0)])
+def test_a_lost_process_costs_the_call_if_it_had_begun(parts: Parts, started: bool, again: int) -> None:
+    pulled = Pulled(parts)
+    pulled.task.on_lost(Loss(node=0, signal=9, started=started))
+    if started:
+        with pytest.raises(SlotLost):
+            pulled.future.result(0)
+    else:
+        assert pulled.future.result(0) == 42
+    assert len(pulled.made_by) == again

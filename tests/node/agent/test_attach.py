@@ -1,0 +1,65 @@
+"""The stub that hands its standard input and output to an agent."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import skyward
+from skyward.node.agent import attach
+from skyward.wire.channel import Channel
+from skyward.wire.frames import HAS_FD, Frame, Kind
+
+_ROOT = str(Path(skyward.__file__).parent.parent)
+
+
+def test_it_speaks_the_protocol_it_does_not_import() -> None:
+    # The stub is sent to nodes alone, so it repeats both numbers; no behaviour on one machine shows a difference.
+    assert attach._ATTACH == Kind.ATTACH
+    assert attach._HAS_FD == HAS_FD  # see above
+
+
+def test_the_agent_gets_the_descriptors_and_the_stub_waits(tmp_path: Path) -> None:
+    path = str(tmp_path / "agent.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        stub = subprocess.Popen(
+            attach.command(sys.executable, _ROOT, path), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        sock, _ = listener.accept()
+    assert stub.stdin is not None
+    assert stub.stdout is not None
+    channel = Channel(sock)
+    frames: list[Frame] = []
+    sock.setblocking(True)
+    while len(frames) < 2:
+        frames += channel.receive()
+    assert [(f.kind, f.lane) for f in frames] == [(Kind.ATTACH, 0), (Kind.ATTACH, 1)]
+    stub.stdin.write(b"to the agent")
+    stub.stdin.flush()
+    assert os.read(frames[0].fd, 100) == b"to the agent"
+    os.write(frames[1].fd, b"from the agent")
+    assert os.read(stub.stdout.fileno(), 100) == b"from the agent"
+    for frame in frames:
+        os.close(frame.fd)
+    assert stub.poll() is None
+    channel.close()
+    with stub:
+        assert stub.wait(10) == 0
+
+
+def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
+    argv = attach.command(sys.executable, _ROOT, str(tmp_path / "none.sock"))
+    ended = subprocess.run(argv, capture_output=True, timeout=30, stdin=subprocess.DEVNULL, check=False)
+    assert ended.returncode == 69
+    assert b"no agent at" in ended.stderr
+
+
+def test_it_imports_nothing_of_ours() -> None:
+    source = Path(attach.__file__).read_text()
+    assert "from ." not in source
+    assert "import skyward" not in source

@@ -1,0 +1,81 @@
+"""Blobs of a node: in memory up to a limit, beyond it in its folder, and the same bytes in either place."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from skyward.node.agent.blobs import NodeBlobs
+from skyward.wire.blobs import Blob
+
+
+def blob(content: bytes) -> Blob:
+    return Blob.snapshot(memoryview(content))
+
+
+def open_files() -> int:
+    gc.collect()  # what other tests left is not ours to count
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_was_added_is_found_with_its_content(tmp_path: Path) -> None:
+    blobs = NodeBlobs(str(tmp_path), 1 << 20)
+    made = blob(b"x" * 1000)
+    blobs.add(made)
+    assert made.digest in blobs
+    assert blobs.get(made.digest) is made
+    assert blobs.get(b"?" * 16) is None
+    assert b"?" * 16 not in blobs
+
+
+def test_beyond_the_limit_the_one_not_used_for_longest_is_spilled(tmp_path: Path) -> None:
+    blobs = NodeBlobs(str(tmp_path), 2500)
+    first, second, third = (blob(letter * 1000) for letter in (b"a", b"b", b"c"))
+    blobs.add(first)
+    blobs.add(second)
+    blobs.get(first.digest)
+    blobs.add(third)
+    spilled = blobs.get(second.digest)
+    assert spilled is not None
+    assert spilled is not second
+    assert bytes(spilled.map()) == b"b" * 1000
+    assert blobs.get(first.digest) is first
+    assert os.listdir(tmp_path / "blobs") == [], "spilled files have no name: they go with the process"
+
+
+def test_a_single_blob_larger_than_the_limit_stays_in_memory(tmp_path: Path) -> None:
+    blobs = NodeBlobs(str(tmp_path), 10)
+    made = blob(b"x" * 1000)
+    blobs.add(made)
+    assert blobs.get(made.digest) is made
+
+
+@pytest.mark.parametrize("limit", [100_000, 2000])
+def test_dropping_all_closes_all(tmp_path: Path, limit: int) -> None:
+    before = open_files()
+    blobs = NodeBlobs(str(tmp_path), limit)
+    digests = []
+    for number in range(10):
+        blobs.add(blob(bytes([number]) * 1000))
+        again = blob(bytes([number]) * 1000)
+        digests.append(again.digest)
+        blobs.add(again)  # it came twice
+    assert open_files() == before + 10
+    for digest in digests:
+        blobs.drop(digest)
+        blobs.drop(digest)
+        assert digest not in blobs
+    assert open_files() == before
+
+
+def test_what_cannot_be_spilled_stays_in_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "blobs").touch()  # a folder cannot be made there, as on a full disk
+    blobs = NodeBlobs(str(tmp_path), 1500)
+    made = [blob(letter * 1000) for letter in (b"a", b"b", b"c")]
+    for one in made:
+        blobs.add(one)
+    assert [blobs.get(one.digest) for one in made] == made
+    assert capfd.readouterr().err.count("stay in memory") == 1

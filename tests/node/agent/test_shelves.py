@@ -1,0 +1,251 @@
+"""What waits in a busy slot's socket: when it is put there, and who has it in the end. The test is the slot."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.node.agent.loop import Loop
+from skyward.node.agent.node_tasks import NodeTasks
+from skyward.node.agent.slots import make_slot
+from skyward.node.slot.page import CURRENT
+from skyward.node.slot.shelf import Claims
+from skyward.wire.channel import Channel
+from skyward.wire.frames import ON_SHELF, QUIET, Frame, Kind
+from skyward.wire.payloads import encode
+from skyward.wire.tasks import Mode, NodeConfig, TaskHead, pack_task
+
+FUNCTION = b"f" * 16
+PAYLOAD = encode(((), {}), lambda data: pytest.fail("a blob")).body
+
+
+class Client:
+    """Hears what the agent says."""
+
+    passes_fds = False
+
+    def __init__(self) -> None:
+        self.heard: list[Frame] = []
+
+    def send_result(self, frame: Frame) -> None:
+        self.heard.append(frame)
+
+    def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0) -> None:
+        self.heard.append(Frame(kind, 0, lane, ident, body))
+
+    def flush(self) -> None: ...
+
+
+class Worker:
+    """A slot of the agent's without a process: the test reads its socket."""
+
+    def __init__(self, agent: NodeTasks, number: int) -> None:
+        self._agent = agent
+        self.slot = make_slot(number)
+        sock_fd, out, err, page, shelf_fd = self.slot.child_fds
+        self._socket = socket.socket(fileno=sock_fd)
+        self._channel = Channel(self._socket)
+        self._claims = Claims(shelf_fd)
+        self._fds = (out, err, page, shelf_fd)
+        self.slot.child_fds = []
+        agent.placing.slots.append(self.slot)
+
+    def tasks(self) -> list[int]:
+        """What came and is this slot's, by now; a shelved one only if it is claimed."""
+        try:
+            frames = self._channel.receive()
+        except BlockingIOError:
+            return []
+        tasks = [frame for frame in frames if frame.kind == Kind.TASK]
+        return [frame.ident for frame in tasks if not frame.flags & ON_SHELF or self._claims.claim(frame.lane)]
+
+    def ends(self, task: int) -> None:
+        self._agent.on_slot_frame(self.slot, Frame(Kind.RESULT, QUIET, 0, task, PAYLOAD))
+
+    def dies(self, *, in_task: int = 0) -> None:
+        self.slot.page[CURRENT] = in_task
+        self._agent.on_slot_dead(self.slot, 0, -9)
+
+    def close(self) -> None:
+        self._channel.close()
+        for fd in self._fds:
+            os.close(fd)
+        if not self.slot.is_dead:
+            self.slot.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Any:
+    """Of a node that cannot make processes."""
+    config = NodeConfig(
+        pool="p", node=0, folder=str(tmp_path), slots=2, python="/nowhere", path=(), cwd=str(tmp_path), env=()
+    )
+    made: Any = NodeTasks(Loop(), config, address="")
+    made.client = Client()
+    made.placing.add_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + PAYLOAD))
+    return made
+
+
+@pytest.fixture
+def first(agent: Any) -> Iterator[Worker]:
+    made = Worker(agent, 0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def second(agent: Any, first: Worker) -> Iterator[Worker]:
+    made = Worker(agent, 1)
+    yield made
+    made.close()
+
+
+def send(agent: Any, *tasks: int, mode: Mode = Mode.CALL, inputs: int = 0) -> None:
+    for task in tasks:
+        head = TaskHead(FUNCTION, mode, 0, inputs, 0)
+        agent.on_task(Frame(Kind.TASK, 0, 0, task, pack_task(head, PAYLOAD)))
+
+
+def heard(agent: Any, kind: Kind) -> list[int]:
+    return [frame.ident for frame in agent.client.heard if frame.kind == kind]
+
+
+def test_a_busy_slot_is_sent_its_next_task_and_no_more(agent: Any, first: Worker) -> None:
+    send(agent, 1, 2, 3)
+    assert first.tasks() == [1, 2]
+    first.ends(1)
+    assert first.tasks() == [3]
+    first.ends(2)
+    first.ends(3)
+    assert heard(agent, Kind.RESULT) == [1, 2, 3]
+    assert not agent.placing.shelved
+    assert not agent.placing.by_task
+    assert not first.slot.running
+
+
+def test_what_waits_goes_to_a_slot_that_falls_idle(agent: Any, first: Worker, second: Worker) -> None:
+    send(agent, 1, 2, 3)
+    assert second.tasks() == [2]
+    second.ends(2)
+    assert second.tasks() == [3]
+    assert first.tasks() == [1]
+    assert not agent.placing.shelved
+
+
+def test_what_has_begun_stays_though_another_slot_falls_idle(agent: Any, first: Worker, second: Worker) -> None:
+    send(agent, 1, 2, 3)
+    assert first.tasks() == [1, 3]  # 1 has ended, and the agent does not know it yet
+    second.ends(2)
+    assert second.tasks() == [2]
+    first.ends(1)
+    assert second.tasks() == []
+    first.ends(3)
+    assert heard(agent, Kind.RESULT) == [2, 1, 3]
+
+
+@pytest.mark.parametrize("kind", [Kind.RECALL, Kind.CANCEL])
+def test_what_waits_is_given_back(agent: Any, first: Worker, kind: Kind) -> None:
+    send(agent, 1, 2, 3)
+    order = agent.on_recall if kind == Kind.RECALL else agent.on_cancel
+    order(Frame(kind, 0, 10, 2, b""))
+    assert heard(agent, Kind.RECALLED) == [2]
+    assert first.tasks() == [1]
+    first.ends(1)
+    assert first.tasks() == [3]
+
+
+def test_what_has_begun_is_not_given_back(agent: Any, first: Worker) -> None:
+    send(agent, 1, 2)
+    assert first.tasks() == [1, 2]
+    agent.on_recall(Frame(Kind.RECALL, 0, 0, 2, b""))
+    assert heard(agent, Kind.RECALLED) == []
+    assert sorted(first.slot.running) == [1, 2]
+    first.ends(1)
+    first.ends(2)
+    assert not first.slot.running
+
+
+def test_what_has_begun_is_cancelled_as_what_runs(agent: Any, first: Worker) -> None:
+    send(agent, 1, 2)
+    assert first.tasks() == [1, 2]
+    agent.on_cancel(Frame(Kind.CANCEL, 0, 10, 2, b""))
+    assert first.slot.cancelled == {2}
+    assert heard(agent, Kind.RECALLED) == []
+
+
+@pytest.mark.parametrize(("mode", "inputs"), [(Mode.STREAM, 0), (Mode.CALL, 1)])
+def test_a_stream_waits_for_a_free_slot_and_is_not_overtaken(
+    agent: Any, first: Worker, mode: Mode, inputs: int
+) -> None:
+    send(agent, 1)
+    send(agent, 2, mode=mode, inputs=inputs)
+    send(agent, 3)
+    assert first.tasks() == [1]
+    first.ends(1)
+    assert first.tasks() == [2, 3]
+
+
+def test_what_waits_for_a_slot_that_dies_runs_in_the_next(agent: Any, first: Worker, second: Worker) -> None:
+    send(agent, 1, 2, 3, 4)
+    first.dies(in_task=1)
+    (lost,) = (frame for frame in agent.client.heard if frame.kind == Kind.LOST)
+    assert lost.ident == 1
+    assert json.loads(lost.body)["started"] is True
+    second.ends(2)
+    assert second.tasks() == [2, 4, 3]
+
+
+def test_what_had_begun_in_a_slot_that_dies_is_lost_and_runs_nowhere(agent: Any, first: Worker, second: Worker) -> None:
+    send(agent, 1, 2, 3)
+    assert first.tasks() == [1, 3]
+    first.dies(in_task=3)
+    lost = {f.ident: json.loads(f.body)["started"] for f in agent.client.heard if f.kind == Kind.LOST}
+    assert lost[3] is True
+    assert second.tasks() == [2]
+    second.ends(2)
+    assert second.tasks() == []
+
+
+def test_a_task_does_not_wait_for_ever_behind_a_long_one(agent: Any, first: Worker, second: Worker) -> None:
+    send(agent, *range(1, 10))
+    assert second.tasks() == [2, 4]
+    first.slot.shelved_at -= 60
+    second.ends(2)
+    assert second.tasks() == [3]
+    assert first.tasks() == [1]
+
+
+def test_both_that_were_not_begun_come_again(agent: Any, first: Worker, second: Worker) -> None:
+    """Two numbers lie in the pipe: of what runs next, as far as the agent knows, and of what comes behind it."""
+    send(agent, 1, 2, 3, 4, 5)
+    first.ends(1)  # the slot has not looked for 3 yet, and 5 is put behind it
+    agent.on_recall(Frame(Kind.RECALL, 0, 0, 5, b""))
+    assert heard(agent, Kind.RECALLED) == [5]
+    assert first.tasks() == [1, 3]
+    assert list(first.slot.running) == [3]
+
+
+def test_nothing_waits_behind_a_task_of_the_direct_line(agent: Any, first: Worker) -> None:
+    first.slot.line_number = 1
+    agent.on_hold(Frame(Kind.HOLD, 0, 0, 1, (1).to_bytes(8, "little")))
+    send(agent, 2)
+    assert first.tasks() == []
+    agent.on_unhold(Frame(Kind.UNHOLD, 0, 0, 1, b""))
+    assert first.tasks() == [2]
+
+
+def test_a_slot_is_left_one_void_frame_for_each_task(agent: Any, first: Worker, second: Worker) -> None:
+    send(agent, 1, 2, 3)
+    second.ends(2)
+    assert second.tasks() == [2, 3]
+    send(agent, 4, 5)
+    assert second.tasks() == [4]
+    assert first.slot.shelved is None
+    assert [pending.frame.ident for pending in agent.placing.queue] == [5]
+    assert first.tasks() == [1]

@@ -1,0 +1,71 @@
+"""How busy a machine is: since the last look, not since it was started."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+import pytest
+
+import skyward as sky
+from skyward import events
+from skyward.node.agent.usage import busy_and_total, devices_of, memory_of
+from tests.engines import engine_of
+
+
+def test_time_waiting_for_a_disk_is_idle_and_guests_count_once() -> None:
+    #              user nice system idle iowait irq softirq steal guest guest_nice
+    stat = "cpu  100 10 50 800 40 5 5 10 60 0\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 5\n"
+    assert busy_and_total(stat) == (180.0, 1020.0)
+
+
+def test_an_old_kernel_without_some_of_the_columns_is_read_too() -> None:
+    assert busy_and_total("cpu 1 2 3 4\n") == (6.0, 10.0)
+    assert busy_and_total("") == (0.0, 0.0)
+
+
+def test_memory_that_the_kernel_would_give_back_is_free() -> None:
+    used, total = memory_of("MemTotal: 8388608 kB\nMemFree: 1 kB\nMemAvailable: 6291456 kB\nHugePages_Total: 0\n")
+    assert (used, total) == (2.0, 8.0)
+    assert memory_of("") == (0.0, 0.0)
+
+
+def test_devices_are_read_and_a_slice_that_tells_nothing_is_zero() -> None:
+    text = "0, 97, 20480, 81920\n1, [N/A], [Insufficient Permissions], 81920\nNo devices were found\n"
+    assert devices_of(text) == [
+        {"index": 0.0, "busy": 0.97, "memory_used_gib": 20.0, "memory_gib": 80.0},
+        {"index": 1.0, "busy": 0.0, "memory_used_gib": 0.0, "memory_gib": 80.0},
+    ]
+
+
+@sky.compute
+def burn(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def test_a_pool_that_somebody_listens_to_says_how_busy_its_nodes_are() -> None:
+    with sky.ComputePool(sky.Local()) as pool:
+        stream = pool.events()
+        busy = burn(4.5) > pool
+        told = [next(e for e in stream if isinstance(e, events.NodeUsage)) for _ in range(2)]
+        busy.result()
+    usage = told[1]
+    assert usage.node == 0
+    assert usage.cores == os.cpu_count()
+    assert usage.cpu >= 0.5 / usage.cores
+    assert usage.memory_gib == pytest.approx(psutil.virtual_memory().total / 2**30)
+    assert 0 < usage.memory_used_gib < usage.memory_gib
+    assert 1.5 < told[1].at - told[0].at < 4
+
+
+def test_a_pool_that_nobody_listens_to_is_not_asked() -> None:
+    heard: list[object] = []
+    with sky.ComputePool(sky.Local(), on_event=heard.append) as pool:
+        pass
+    assert not [event for event in heard if isinstance(event, events.NodeUsage)]  # it comes after 2 s
+    with sky.ComputePool(sky.Local()) as pool:
+        # That nothing is asked shows nowhere else: an answer that nobody hears is dropped.
+        assert engine_of(pool).nodes._usage_tenths == 0

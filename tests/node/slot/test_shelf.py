@@ -1,0 +1,84 @@
+"""The shelf: of the agent and the slot one has a task, never both, never neither."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from skyward.node.slot.shelf import Claims, Shelf
+
+
+@pytest.fixture
+def shelf() -> Iterator[Shelf]:
+    made = Shelf()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def claims(shelf: Shelf) -> Claims:
+    return Claims(shelf.slot_end())
+
+
+def test_the_slot_has_what_it_claimed(shelf: Shelf, claims: Claims) -> None:
+    number = shelf.put()
+    assert claims.claim(number)
+    assert shelf.take_back() == []
+
+
+def test_what_was_taken_back_is_not_the_slots(shelf: Shelf, claims: Claims) -> None:
+    number = shelf.put()
+    assert shelf.take_back() == [number]
+    assert not claims.claim(number)
+
+
+def test_what_comes_after_something_that_was_taken_back_is_the_slots(shelf: Shelf, claims: Claims) -> None:
+    void = shelf.put()
+    shelf.take_back()
+    valid = shelf.put()
+    assert not claims.claim(void)
+    assert shelf.take_back() == []  # it has claimed the one that comes next
+    assert claims.claim(valid)
+
+
+def test_several_may_be_taken_back_before_one_that_is_the_slots(shelf: Shelf, claims: Claims) -> None:
+    void = [shelf.put(), shelf.put()]
+    assert shelf.take_back() == void
+    valid = shelf.put()
+    assert [claims.claim(number) for number in [*void, valid]] == [False, False, True]
+
+
+def test_numbers_do_not_run_out(shelf: Shelf, claims: Claims) -> None:
+    for _ in range(70_000):
+        number = shelf.put()
+        assert 0 < number < 1 << 16
+        assert claims.claim(number)
+
+
+def test_of_two_that_reach_for_it_one_has_it(shelf: Shelf, claims: Claims) -> None:
+    claimed: list[int] = []
+    frames: list[int] = []
+    arrived, is_over = threading.Semaphore(0), threading.Event()
+
+    def slot() -> None:
+        for at in range(5000):
+            arrived.acquire()
+            if claims.claim(frames[at]):
+                claimed.append(frames[at])
+        is_over.set()
+
+    thread = threading.Thread(target=slot)
+    thread.start()
+    taken: list[int] = []
+    for _ in range(5000):
+        frames.append(shelf.put())
+        arrived.release()
+        if len(frames) % 3:
+            taken += shelf.take_back()
+    assert is_over.wait(20)
+    thread.join()
+    assert sorted(claimed + taken) == sorted(frames)
+    assert claimed
+    assert taken

@@ -1,0 +1,213 @@
+"""What a pool costs is counted, forecast and limited."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import skyward as sky
+from skyward.errors import BudgetExceeded, UsageError
+from skyward.events import BudgetWarning, CostUpdated, Event, InstanceLaunched, InstanceTerminated
+from skyward.pool.cost import Spending, affordable
+from skyward.state.journal import journals
+from skyward.testing import Faults
+from skyward.testing.fake_cloud import FakeCloud, FakeFaults, FakeProvider
+from skyward.testing.virtual_clock import FastClock
+from skyward.values.machine import Offer
+from tests.waiting import until
+
+
+class Now:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def launched(instance: str, price: float) -> InstanceLaunched:
+    return InstanceLaunched(node=0, instance=instance, instance_type="t", price_usd_per_hour=price, is_spot=False)
+
+
+def gone(instance: str) -> InstanceTerminated:
+    return InstanceTerminated(node=0, instance=instance)
+
+
+def spending(now: Now, *, budget_usd: float | None = None, told: list[Event] | None = None) -> Spending:
+    return Spending(
+        minimum_s=60.0,
+        ending_s=30.0,
+        budget_usd=budget_usd,
+        tell=(told if told is not None else []).append,
+        stop=lambda error: None,
+        clock=now,
+    )
+
+
+class TestSpending:
+    def test_counts_by_the_second_from_launch_to_gone(self) -> None:
+        now = Now()
+        account = spending(now)
+        account.take(launched("a", 3.6))
+        now.seconds = 1000.0
+        account.take(launched("b", 7.2))
+        assert account.price_usd_per_hour == pytest.approx(10.8)
+        now.seconds = 2000.0
+        account.take(gone("a"))
+        now.seconds = 9000.0
+        account.take(gone("b"))
+        assert account.spent_usd == pytest.approx(2.0 + 16.0)
+        assert account.price_usd_per_hour == 0
+
+    def test_each_machine_costs_the_providers_minimum(self) -> None:
+        now = Now()
+        account = spending(now)
+        account.take(launched("a", 3.6))
+        assert account.spent_usd == pytest.approx(0.06)
+        now.seconds = 1.0
+        account.take(gone("a"))
+        account.take(gone("a"))
+        assert account.spent_usd == pytest.approx(0.06)
+
+    def test_what_is_left_leaves_room_for_the_end(self) -> None:
+        now = Now()
+        account = spending(now, budget_usd=1.0)
+        now.seconds = 5.0
+        account.take(launched("a", 3.6))
+        now.seconds = 505.0
+        assert account.left_usd == pytest.approx(1.0 - 0.5 - 0.03)
+
+    def test_each_change_is_told(self) -> None:
+        told: list[Event] = []
+        account = spending(Now(), told=told)
+        account.take(launched("a", 3.6))
+        account.take(gone("a"))
+        assert told == [
+            CostUpdated(price_usd_per_hour=3.6, spent_usd=0.06),
+            CostUpdated(price_usd_per_hour=0, spent_usd=0.06),
+        ]
+
+
+def test_offers_that_a_budget_does_not_allow_are_left_out() -> None:
+    cheap, dear = (
+        Offer(provider="p", instance_type=name, vcpus=1, memory_gib=1.0, price_usd_per_hour=price)
+        for name, price in (("cheap", 1.0), ("dear", 100.0))
+    )
+    assert affordable([cheap, dear], nodes=2, minimum_s=60, budget_usd=None) == [cheap, dear]
+    assert affordable([cheap, dear], nodes=2, minimum_s=60, budget_usd=1.0) == [cheap]
+    with pytest.raises(BudgetExceeded, match=r"2 x cheap at 1 USD/h cost 0.03333 USD.*nothing was launched") as caught:
+        affordable([cheap, dear], nodes=2, minimum_s=60, budget_usd=0.03)
+    assert caught.value.cost_usd == pytest.approx(2 * 60 / 3600)
+
+
+# Whole pools ---------------------------------------------------------------------------------------------------------
+
+
+class CloudByTheSecond(FakeCloud):
+    minimum_billed_s: ClassVar[float] = 1.0
+
+
+def offer(price: float) -> Offer:
+    return Offer(provider="fake", instance_type="dear", vcpus=2, memory_gib=4.0, price_usd_per_hour=price)
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
+    """Its machines cost 1 USD a second."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    faults = FakeFaults(boot_s=2.0, ready_s=1.0, ending_s=1.0)
+    cloud = CloudByTheSecond(FastClock(), faults=faults, catalogue=[offer(3600.0)])
+    yield cloud
+    assert cloud.billed() == []
+    assert journals() == []
+    assert all(server.terminate_calls <= 1 for server in cloud.servers.values())
+
+
+def pool_on(cloud: FakeCloud, **options: object) -> sky.ComputePool:
+    provider = FakeProvider(api=cloud, has_agents=True)
+    return sky.ComputePool(provider, logs=False, allocation="on-demand", cancel_grace_s=0.2, **options)  # type: ignore[arg-type]
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+class TestPool:
+    def test_a_rented_pool_counts_what_it_costs(self, cloud: FakeCloud) -> None:
+        pool = pool_on(cloud, nodes=2)
+        assert pool.cost_usd == 0
+        assert pool.forecast().price_usd_per_hour == 7200
+        assert pool.forecast().after(10) == pytest.approx(20)
+        assert [call.operation for call in pool.plan()] == ["Prepare", "Create"]
+        assert pool.offers()[0].price_usd_per_hour == 3600
+        assert cloud.servers == {}
+        events = pool.events()
+        with pool:
+            assert sky.compute(abs)(-1) @ pool == [1, 1]
+            assert pool.cost_usd > 0
+        cost = pool.cost_usd
+        assert cost == pool.cost_usd
+        told = [event for event in events if isinstance(event, CostUpdated)]
+        assert [event.price_usd_per_hour for event in told] == [3600, 7200, 3600, 0]
+        assert told[-1].spent_usd == pytest.approx(cost)
+
+    def test_a_pool_that_its_budget_does_not_allow_is_not_launched(self, cloud: FakeCloud) -> None:
+        pool = pool_on(cloud, nodes=2, budget_usd=1.5)
+        with pytest.raises(BudgetExceeded, match="nothing was launched"):
+            pool.forecast()
+        with pytest.raises(BudgetExceeded, match="nothing was launched"), pool:
+            pass
+        assert cloud.servers == {}
+
+    def test_it_is_closed_before_its_budget_is_spent_and_open_calls_say_why(self, cloud: FakeCloud) -> None:
+        faults = FakeFaults(boot_s=2.0, ready_s=1.0, ending_s=6.0)  # so many seconds are kept for the end
+        cheaper = CloudByTheSecond(FastClock(), faults=faults, catalogue=[offer(360.0)])
+        pool = pool_on(cheaper, budget_usd=1.0)
+        events = pool.events()
+        with pytest.raises(BudgetExceeded, match="budget_usd=1"), pool:
+            sky.compute(nap)(60) >> pool
+        assert cheaper.billed() == []
+        assert 0.3 < pool.cost_usd < 1.0
+        (warning,) = [event for event in events if isinstance(event, BudgetWarning)]
+        assert warning.budget_usd == 1.0
+        with pytest.raises(BudgetExceeded):
+            sky.compute(abs)(-1) >> pool
+
+    def test_calls_after_its_budget_is_spent_raise_the_same(self, cloud: FakeCloud) -> None:
+        with pool_on(cloud, budget_usd=5.0) as pool:
+            until(lambda: not pool.is_active)
+            with pytest.raises(BudgetExceeded):
+                sky.compute(abs)(-1) >> pool
+
+    def test_a_budget_that_is_spent_while_the_pool_starts_ends_the_start(self, cloud: FakeCloud) -> None:
+        cloud.faults = FakeFaults(boot_s=5000.0, ending_s=1.0)
+        with pytest.raises(BudgetExceeded), pool_on(cloud, budget_usd=3.0):
+            pass
+        assert cloud.billed() == []
+
+    def test_a_machine_that_is_lost_is_replaced_once_and_counted(self, cloud: FakeCloud) -> None:
+        with pool_on(cloud, nodes=2, max_hourly_cost=7200.0) as pool:
+            cloud.reclaim(min(cloud.servers))
+            Faults(pool).kill_node(0)
+            until(lambda: len(pool.agent_pids()) == 2 and len(cloud.servers) == 3)
+            assert sky.compute(abs)(-1) @ pool == [1, 1]
+            assert len(cloud.billed()) == 2
+
+    @pytest.mark.parametrize("budget", [0, -1.0, "much", float("nan")])
+    def test_a_budget_is_a_number_above_zero(self, cloud: FakeCloud, budget: object) -> None:
+        with pytest.raises(UsageError, match="budget_usd"):
+            pool_on(cloud, budget_usd=budget)
+
+
+def test_a_pool_that_rents_nothing_costs_nothing() -> None:
+    pool = sky.ComputePool(sky.Local(), budget_usd=0.01)
+    assert pool.forecast().price_usd_per_hour == 0
+    assert pool.forecast().lasts_s is None
+    assert pool.cost_usd == 0

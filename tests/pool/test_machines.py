@@ -1,0 +1,99 @@
+"""The machines of a pool without its engine: launched, replaced, ended, and none is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Collection, Iterator
+
+import pytest
+
+import skyward as sky
+from skyward.engine.keeper import Keeper
+from skyward.errors import BudgetExceeded
+from skyward.events import ignore
+from skyward.pool.machines import PoolMachines
+from skyward.values.machine import Machine, PoolSpec
+from tests.waiting import until
+
+
+class Made:
+    def __init__(self) -> None:
+        self.told: list[list[str]] = []
+        self.machines = PoolMachines(
+            sky.Local(),
+            PoolSpec(),
+            "pool-machines",
+            budget_usd=None,
+            emit=ignore,
+            on_changed=self.changed,
+            on_overspent=self.overspent,
+        )
+
+    def changed(self, machines: Collection[Machine]) -> None:
+        self.told.append([machine.folder for machine in machines])
+
+    def overspent(self, error: BudgetExceeded) -> None:
+        raise AssertionError("nothing is spent here") from error
+
+
+@pytest.fixture
+def made() -> Iterator[Made]:
+    made = Made()
+    yield made
+    made.machines.stop()
+    made.machines.ask_to_end(were_told=False)
+    made.machines.end()
+    assert not [folder for folders in made.told for folder in folders if os.path.exists(folder)]
+
+
+def test_a_machine_is_replaced_by_another_and_ended(made: Made) -> None:
+    (first,) = made.machines.launch()
+    os.kill(first.pid, signal.SIGKILL)
+    second = made.machines.replace(0)
+    assert second is not None
+    assert list(made.machines) == [second]
+    assert made.told == [[first.folder], [second.folder]]
+    assert not os.path.exists(first.folder)
+
+
+def test_a_spare_stands_in_at_once_and_the_old_machine_is_ended_behind_it(made: Made) -> None:
+    (first,) = made.machines.launch()
+    assert made.machines.prepare_replacement(0)
+    assert made.machines.prepare_replacement(0)  # it stands ready
+    assert os.path.exists(first.folder)
+    os.kill(first.pid, signal.SIGKILL)
+    spare = made.machines.replace(0)
+    assert spare is not None
+    until(lambda: not os.path.exists(first.folder))
+    assert os.path.exists(spare.folder)
+
+
+def test_once_they_are_stopped_none_is_launched(made: Made) -> None:
+    made.machines.launch()
+    made.machines.stop()
+    assert not made.machines.prepare_replacement(0)
+    assert made.machines.replace(0) is None
+
+
+def test_a_replacement_is_ended_where_no_keeper_can_be_started_and_then_tried_again(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper.of_this_process()
+    (first,) = made.machines.launch()
+    launched: list[Machine] = []
+    watch = Keeper.watch
+
+    def watch_late(self: Keeper, machine: Machine) -> None:
+        launched.append(machine)
+        if len(launched) == 1:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        watch(self, machine)
+
+    monkeypatch.setattr(Keeper, "watch", watch_late)
+    second = made.machines.replace(0)
+    assert keeper is Keeper.of_this_process()
+    assert second is launched[1]
+    assert not os.path.exists(launched[0].folder)
+    assert not os.path.exists(first.folder)

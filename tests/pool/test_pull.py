@@ -1,0 +1,192 @@
+"""Large arguments of a call that its caller waits for: the slot reads them in the caller's memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pytest
+
+import skyward as sky
+from skyward.errors import SlotLost
+from skyward.pool.pool import ComputePool
+from skyward.wire import payloads
+from skyward.wire.pull import PullRefused, is_possible, place_of, pull
+from tests.engines import engine_of
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(not is_possible(), reason="only Linux reads another process's memory")
+
+BIG = 1_500_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _travelling() -> Iterator[None]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def shared_pool() -> Iterator[ComputePool]:
+    with sky.ComputePool(sky.Local(), nodes=1, concurrency=2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def pool(shared_pool: ComputePool) -> ComputePool:
+    until(engine_of(shared_pool).leading.may_pull)
+    return shared_pool
+
+
+@pytest.fixture
+def stayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the buffers that became no blobs."""
+    sizes: list[int] = []
+
+    def noted(data: memoryview) -> bytes:
+        sizes.append(data.nbytes)
+        return place_of(data)
+
+    monkeypatch.setattr(payloads, "place_of", noted)
+    return sizes
+
+
+@sky.compute
+def same(value: Any) -> Any:
+    return value
+
+
+@sky.compute
+def total(array: Any) -> float:
+    return float(array.sum())
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(BIG),
+        np.arange(BIG, dtype=np.float32).reshape(1000, -1),
+        np.asfortranarray(np.arange(BIG).reshape(1000, -1)),
+        np.arange(4 * BIG, dtype=np.int8),
+        np.frombuffer(os.urandom(BIG), dtype=np.uint8),  # not writable
+        np.arange(20 * BIG, dtype=np.int16),  # read by two threads
+    ],
+    ids=["int64", "2d", "fortran", "int8", "readonly", "60MB"],
+)
+def test_arrays_arrive_as_they_are(pool: ComputePool, stayed: list[int], array: np.ndarray[Any, Any]) -> None:
+    result = same(array) >> pool
+    np.testing.assert_array_equal(result, array)
+    assert result.dtype == array.dtype
+    assert result.flags.f_contiguous == array.flags.f_contiguous
+    assert stayed == [array.nbytes]
+
+
+def test_bytes_and_frames_and_several_at_once(pool: ComputePool, stayed: list[int]) -> None:
+    text, frame = os.urandom(400_000), pd.DataFrame({"a": np.arange(BIG), "b": np.arange(BIG) * 0.5})
+    got_text, got_frame, number = same((text, frame, 3)) >> pool
+    assert (got_text, number) == (text, 3)
+    pd.testing.assert_frame_equal(got_frame, frame)
+    assert len(stayed) >= 2
+
+
+def test_a_task_may_write_and_the_caller_does_not_see_it(pool: ComputePool, stayed: list[int]) -> None:
+    @sky.compute
+    def fill(array: Any) -> float:
+        array[:] = 7
+        return float(array.sum())
+
+    array = np.ones(BIG)
+    assert fill(array) >> pool == 7.0 * BIG
+    assert array.sum() == BIG
+    assert stayed
+
+
+def test_the_same_array_changed_between_two_calls(pool: ComputePool) -> None:
+    array = np.zeros(BIG)
+    for number in range(5):
+        array[:] = number
+        assert total(array) >> pool == number * BIG
+
+
+@pytest.mark.parametrize("options", [{"retries": 1}, {"retries": 1, "retry_on": (ValueError,)}], ids=["loss", "error"])
+def test_what_may_be_sent_again_is_sent_as_blobs(
+    pool: ComputePool, stayed: list[int], options: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+
+    @sky.compute(**options)
+    def once(array: Any) -> float:
+        mark = Path(folder, "mark")
+        if not mark.exists():
+            mark.touch()
+            if "retry_on" not in options:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("again")
+        return float(array.sum())
+
+    assert once(np.ones(BIG)) >> pool == BIG
+    assert not stayed
+
+
+def test_a_process_that_dies_is_named(pool: ComputePool) -> None:
+    @sky.compute
+    def die(array: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(SlotLost, match="SIGKILL"):
+        die(np.ones(BIG)) >> pool
+    assert total(np.ones(BIG)) >> pool == BIG
+
+
+def test_memory_that_cannot_be_read_goes_as_blobs_and_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def nowhere(data: memoryview) -> bytes:
+        tried.append(data.nbytes)
+        return place_of(data)[:8] + (8).to_bytes(8, "little")  # nothing lies at address 8
+
+    monkeypatch.setattr(payloads, "place_of", nowhere)
+    with sky.ComputePool(sky.Local()) as pool:
+        engine = engine_of(pool)
+        until(engine.leading.may_pull)
+        for number in range(3):
+            assert total(np.full(BIG, number)) >> pool == number * BIG
+        assert tried == [8 * BIG]
+        assert not engine.leading.can_pull
+
+
+def test_many_threads_with_arrays(pool: ComputePool) -> None:
+    wrong: list[float] = []
+
+    def call(start: int) -> None:
+        for number in range(start, start + 15):
+            got = total(np.full(100_000, number)) >> pool
+            if got != number * 100_000:
+                wrong.append(got)
+
+    threads = [threading.Thread(target=call, args=(100 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_reading_here_and_refusing() -> None:
+    data = np.arange(3_000_000)
+    view = data.data.cast("B")
+    copied = pull(place_of(view), view.nbytes)
+    assert copied == view
+    assert not copied.readonly
+    with pytest.raises(PullRefused, match=f"process {os.getpid()}"):
+        pull(place_of(view)[:8] + (8).to_bytes(8, "little"), 1000)

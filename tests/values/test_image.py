@@ -1,0 +1,240 @@
+"""Image: a value that is validated, hashed, merged and shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyward.core.frozenmap import FrozenMap
+from skyward.errors import UsageError
+from skyward.values import image as image_module
+from skyward.values.image import DEFAULT_IMAGE, Image
+
+FULL = Image(
+    python="3.12",
+    pip=["torch>=2.4", "numpy"],
+    pip_index_url="https://example.org/simple",
+    pip_extra_index_url="https://download.pytorch.org/whl/cpu",
+    apt=["git", "libgl1=1.6.0-1"],
+    env={"B": "2", "A": "1"},
+    shell_vars={"CUDA": "nvcc --version"},
+    includes=[Path("src"), "data.csv"],
+    excludes=["*.pyc"],
+    bootstrap_timeout_s=60,
+)
+THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_examples_in_docstrings_run() -> None:
+    assert doctest.testmod(image_module).failed == 0
+
+
+# --- a value ----------------------------------------------------------------------------------------------------
+
+
+def test_every_field_is_kept_and_lists_become_tuples() -> None:
+    assert dataclasses.asdict(FULL) == {
+        "python": "3.12",
+        "pip": ("torch>=2.4", "numpy"),
+        "pip_index_url": "https://example.org/simple",
+        "pip_extra_index_url": ("https://download.pytorch.org/whl/cpu",),
+        "apt": ("git", "libgl1=1.6.0-1"),
+        "env": {"A": "1", "B": "2"},
+        "shell_vars": {"CUDA": "nvcc --version"},
+        "includes": ("src", "data.csv"),
+        "excludes": ("*.pyc",),
+        "bootstrap_timeout_s": 60.0,
+    }
+
+
+def test_it_is_frozen_hashable_and_picklable() -> None:
+    packages = ["torch"]
+    image = Image(pip=packages)
+    packages.append("numpy")
+    assert image.pip == ("torch",)
+    assert len({image, Image(pip=("torch",))}) == 1
+    assert pickle.loads(pickle.dumps(FULL)) == FULL
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        image.pip = ()  # type: ignore[misc]
+
+
+def test_old_spelling_of_the_timeout_is_taken() -> None:
+    assert Image(bootstrap_timeout=5).bootstrap_timeout_s == 5.0
+
+
+# --- content_hash -----------------------------------------------------------------------------------------------
+
+
+def test_content_hash_is_12_hex_digits_and_ignores_dict_order() -> None:
+    digest = FULL.content_hash()
+    assert len(digest) == 12
+    int(digest, 16)
+    assert dataclasses.replace(FULL, env=FrozenMap({"A": "1", "B": "2"})).content_hash() == digest
+
+
+def test_content_hash_is_the_same_in_every_process() -> None:
+    program = (
+        "from skyward.values.image import Image\n"
+        "print(Image(python='3.12', pip=['torch'], env={'B': '2', 'A': '1'}).content_hash())\n"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert seen == {Image(python="3.12", pip=["torch"], env={"A": "1", "B": "2"}).content_hash()}
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Image)])
+def test_content_hash_names_what_is_in_the_environment(field: str) -> None:
+    changed = dataclasses.replace(FULL, **{field: getattr(DEFAULT_IMAGE, field)})
+    assert (changed.content_hash() == FULL.content_hash()) is (field == "bootstrap_timeout_s")
+
+
+def test_auto_counts_as_the_version_that_it_means() -> None:
+    assert Image().content_hash() == Image(python=THIS).content_hash()
+    assert DEFAULT_IMAGE.python_version == THIS
+
+
+# --- merge and with_pip -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(Image)])
+def test_adding_packages_drops_no_field(field: str) -> None:
+    added, merged = FULL.with_pip("joblib==1.4"), FULL.merge(Image(pip=["joblib==1.4"]))
+    assert added == merged
+    expected = (*FULL.pip, "joblib==1.4") if field == "pip" else getattr(FULL, field)
+    assert getattr(added, field) == expected
+
+
+@pytest.mark.parametrize(
+    "pinned", ["scikit-learn==1.5", "Scikit_Learn", "scikit.learn[alldeps]>1", "scikit-learn @ file:///w"]
+)
+def test_the_users_own_pin_wins_over_an_added_package(pinned: str) -> None:
+    assert Image(pip=[pinned]).with_pip("scikit-learn==1.4", "joblib").pip == (pinned, "joblib")
+
+
+def test_a_package_whose_name_begins_alike_is_another_one() -> None:
+    assert Image(pip=["torchvision"]).with_pip("torch").pip == ("torchvision", "torch")
+
+
+def test_merge_joins_and_lets_the_other_win() -> None:
+    mine = Image(python="3.11", pip=["torch==2.4", "numpy"], apt=["git"], env={"A": "1", "B": "1"}, excludes=["*.o"])
+    other = Image(pip=["torch==2.5", "pandas"], apt=["git", "curl"], env={"B": "2"}, bootstrap_timeout_s=9)
+    merged = mine.merge(other)
+    assert merged.python == "3.11"
+    assert merged.pip == ("torch==2.5", "numpy", "pandas")
+    assert merged.apt == ("git", "curl")
+    assert merged.env == {"A": "1", "B": "2"}
+    assert merged.excludes == ("*.o",)
+    assert merged.bootstrap_timeout_s == 9
+    assert FULL.merge(DEFAULT_IMAGE) == DEFAULT_IMAGE.merge(FULL) == FULL
+
+
+# --- what is acted on -------------------------------------------------------------------------------------------
+
+
+def test_a_local_machine_acts_on_variables_and_files_only() -> None:
+    assert FULL.unused_fields() == tuple(
+        name for name in FULL.given_fields() if name not in {"env", "includes", "excludes"}
+    )
+    assert DEFAULT_IMAGE.unused_fields() == ()
+    assert FULL.unused_fields(acting=FULL.given_fields()) == ()
+
+
+def test_asking_for_the_python_that_runs_is_acted_on() -> None:
+    assert Image(python=THIS).unused_fields() == ()
+    assert Image(python=".".join(map(str, sys.version_info[:3]))).unused_fields() == ()
+    assert Image(python="3.99").unused_fields() == ("python",)
+
+
+# --- repr -------------------------------------------------------------------------------------------------------
+
+
+def test_repr_shows_what_was_given_and_can_be_read_back() -> None:
+    assert repr(DEFAULT_IMAGE) == "Image()"
+    assert repr(Image(pip=["torch"], env={"A": "1"})) == "Image(pip=('torch',), env={'A': '1'})"
+    assert eval(repr(FULL)) == FULL
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "WANDB_API_KEY", "PASSWORD", "aws_secret_access_key", "APIKEY", "DB_PASS"]
+)
+def test_repr_masks_what_looks_like_a_secret(name: str) -> None:
+    for image in (Image(env={name: "hunter2"}), Image(shell_vars={name: "echo hunter2"})):
+        assert "hunter2" not in repr(image)
+        assert name in repr(image)
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "PASSES", "KERAS_BACKEND"])
+def test_repr_shows_what_only_sounds_like_one(name: str) -> None:
+    assert "hunter2" in repr(Image(env={name: "hunter2"}))
+
+
+def test_repr_masks_credentials_in_urls() -> None:
+    image = Image(pip=["git+https://me:pw@host/x.git"], pip_extra_index_url=["https://tok@host/simple"])
+    assert "pw" not in repr(image)
+    assert "tok@" not in repr(image)
+
+
+# --- validation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("python", "2.7", '"auto"'),
+        ("python", "3.10", "3.11 on"),
+        ("python", 3.12, '"3.12"'),
+        ("pip", "torch", r"pip=\['torch'\]"),
+        ("pip", [""], "requirement"),
+        ("pip", ["--pre"], "not an option"),
+        ("pip", ["a\nb"], "requirement"),
+        ("pip", 3, "list of strings"),
+        ("pip", {"torch": "2"}, "list of strings"),
+        ("pip_extra_index_url", ["pytorch"], "a URL"),
+        ("apt", ["git; rm -rf /"], "Debian package"),
+        ("apt", ["Git"], "Debian package"),
+        ("env", [("A", "1")], "a dict"),
+        ("env", {"A-B": "1"}, "letters, digits"),
+        ("env", {"1A": "1"}, "letters, digits"),
+        ("env", {"A": 1}, "string"),
+        ("env", {"A": "\0"}, "NUL"),
+        ("shell_vars", {"A": ""}, "not empty"),
+        ("includes", [None], "path"),
+        ("excludes", "*.pyc", r"excludes=\['\*.pyc'\]"),
+        ("bootstrap_timeout_s", 0, "above 0"),
+        ("bootstrap_timeout_s", float("nan"), "above 0"),
+        ("bootstrap_timeout_s", float("inf"), "above 0"),
+        ("bootstrap_timeout_s", True, "above 0"),
+        ("bootstrap_timeout_s", "60", "above 0"),
+    ],
+)
+def test_illegal_values_are_refused_with_field_and_legal_range(field: str, value: object, said: str) -> None:
+    given: dict[str, Any] = {field: value}
+    with pytest.raises(UsageError, match=said) as refused:
+        Image(**given)
+    assert str(refused.value).startswith(f"Image.{field}")
+    assert refused.value.field.startswith(field)
+
+
+def test_a_refused_variable_does_not_show_its_value() -> None:
+    with pytest.raises(UsageError) as refused:
+        Image(env={"HF_TOKEN": 12345})  # type: ignore[dict-item]
+    assert "12345" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "requirement",
+    ["torch", "torch==2.4.*", "x[extra]>=1; python_version<'3.13'", "git+https://h/x.git", "./wheel.whl", "torch==$TV"],
+)
+def test_requirements_urls_and_paths_are_taken(requirement: str) -> None:
+    assert Image(pip=[requirement]).pip == (requirement,)
