@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,35 @@ def test_no_modules_import_one_another_in_a_circle(graph: grimp.ImportGraph) -> 
 def test_circles_are_found() -> None:
     imports = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a", "d"}, "g": set()}
     assert circles_of(imports) == [frozenset("abc"), frozenset("de")]
+
+
+PACKAGE = ROOT / "skyward"
+ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+
+TWO_MEANINGS = {
+    "NodeLost": ["errors.py", "events.py"],
+    "PoolClosed": ["errors.py", "events.py"],
+}
+"""Public names from the first release: the error ends a call, the event tells a reader that it happened."""
+
+
+def test_a_class_name_means_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == TWO_MEANINGS
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_page_says_what_a_room_is_for_as_its_docstring_does(room: str) -> None:
+    docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
+    assert docstring is not None
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert f"| `{room}/` | {docstring.splitlines()[0]} |" in page
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_its_folder_of_tests(room: str) -> None:
+    assert list((ROOT / "tests" / room).rglob("test_*.py"))

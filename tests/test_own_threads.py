@@ -13,7 +13,7 @@ import pytest
 import skyward as sky
 from skyward.engine.threads import in_words, start_thread
 from skyward.testing import Faults
-from skyward.wire.frames import Kind
+from skyward.wire.frames import FrameKind
 from tests.channels import Relayed
 from tests.engines import engine_of
 from tests.waiting import until
@@ -158,12 +158,12 @@ def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 @pytest.mark.parametrize("called", ["watcher.wait", "books.run_deadlines", "reader.read", "liveness.is_due"])
 def test_the_io_thread_survives_what_its_loop_calls(pool: sky.ComputePool, called: str, error: BaseException) -> None:
     engine = engine_of(pool)
-    owners = {"watcher": engine.books.watcher, "liveness": engine.nodes.liveness}
+    owners = {"watcher": engine.ledger.watcher, "liveness": engine.nodes.liveness}
     owner, method = called.split(".")
     with RaisingOnce(owners.get(owner) or getattr(engine, owner), method, error) as raising:
         futures = [number(i) > pool for i in range(10)]
         assert [future.result(20) for future in futures] == list(range(10))
-        engine.books.watcher.wake()
+        engine.ledger.watcher.wake()
         until(lambda: raising.has_raised)
     assert works(pool)
 
@@ -171,7 +171,7 @@ def test_the_io_thread_survives_what_its_loop_calls(pool: sky.ComputePool, calle
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_answer_that_cannot_be_handled_costs_its_own_call(pool: sky.ComputePool, error: BaseException) -> None:
     engine = engine_of(pool)
-    with RaisingOnce(engine.arrivals.handlers, Kind.RESULT, error):
+    with RaisingOnce(engine.frame_handlers.handlers, FrameKind.RESULT, error):
         futures = [number(i) > pool for i in range(10)]
         outcomes = [future.exception(20) for future in futures]
     assert sum(outcome is not None for outcome in outcomes) <= 1
@@ -179,8 +179,8 @@ def test_an_answer_that_cannot_be_handled_costs_its_own_call(pool: sky.ComputePo
 
 
 def test_an_answer_that_cannot_be_handled_does_not_end_its_caller(pool: sky.ComputePool) -> None:
-    handlers = engine_of(pool).arrivals.handlers
-    with RaisingOnce(handlers, Kind.RESULT, SystemExit(3)), pytest.raises(sky.errors.InternalError):
+    handlers = engine_of(pool).frame_handlers.handlers
+    with RaisingOnce(handlers, FrameKind.RESULT, SystemExit(3)), pytest.raises(sky.errors.InternalError):
         number(1) >> pool
     assert works(pool)
 
@@ -195,20 +195,20 @@ def test_a_link_that_cannot_be_made_anew_is_a_lost_node_that_is_replaced(
     with sky.ComputePool(provider, nodes=1, logs=False, console=False) as pool:
         assert works(pool)
         engine = engine_of(pool)
-        link = engine.books.links[0]
+        link = engine.ledger.links[0]
         owners: dict[str, object] = {"dialler": link.dialler, "channel": link.channel, "nodes": engine.nodes}
         owner, method = called.split(".")
         with RaisingOnce(owners[owner], method, error) as raising:
             provider.break_links(0)
             until(lambda: raising.has_raised)
-        until(lambda: engine.books.links.get(0) not in (None, link))
+        until(lambda: engine.ledger.links.get(0) not in (None, link))
         assert works(pool)
 
 
 def test_a_node_whose_replacement_fails_in_an_unforeseen_way_is_given_up() -> None:
     with sky.ComputePool(provider=sky.Local(), nodes=2, logs=False, console=False) as pool:
         assert works(pool)
-        source = engine_of(pool).faults.source
+        source = engine_of(pool).link_repair.source
         assert source is not None
         with RaisingOnce(source, "replace", SystemExit(3)) as raising:
             Faults(pool).kill_node(0)

@@ -72,7 +72,7 @@ from skyward.bootstrap.ignore import rules_above
 from skyward.bootstrap.uv import client_uv, packed_uv
 from skyward.errors import SkywardError
 from skyward.providers.aws.cached import cached
-from skyward.ssh import Target, connect
+from skyward.ssh import SSHTarget, connect
 from skyward.training.control.endpoint import sweep
 from tests.hosts.meeting import Meeting
 from tests.test_shared_folders import pid, large
@@ -97,7 +97,7 @@ if client_uv():
     packed_uv(client_uv(), system="Linux", machine=os.uname().machine, libc="glibc2.36")
 for transport in ("openssh", "paramiko"):
     files = {{f"{{name}}_file": f"{{shared}}/home/.ssh/{{name}}" for name in ("key", "config")}}
-    target = Target(host="127.0.0.1", port=1, **files)
+    target = SSHTarget(host="127.0.0.1", port=1, **files)
     with contextlib.suppress(SkywardError), contextlib.closing(connect(target, transport=transport)) as connection:
         connection.run("true", timeout_s=5)
 print("done")

@@ -1,1 +1,1 @@
-"""From a machine that answers to one where an agent can start: environments, code, pre-flight checks."""
+"""Steps from a bare machine to one where an agent can start: environments, code, pre-flight checks."""

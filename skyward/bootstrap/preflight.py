@@ -21,7 +21,7 @@ from .environments import users_for
 from .imports import imported_there, left_behind
 from .uv import client_uv
 
-__all__ = ["Finding", "check", "preflight"]
+__all__ = ["PreflightFinding", "check", "preflight"]
 
 _RESOLVE_LIMIT_S = 30.0
 _OLDEST_GLIBC = "manylinux_2_28"
@@ -35,7 +35,7 @@ Architecture = Literal["x86_64", "arm64"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class PreflightFinding:
     """`field`: of what ("Image.pip"); `text`: what will fail there, and what to do. `is_certain`: or it may."""
 
     field: str
@@ -64,7 +64,7 @@ def preflight(
     architecture: Architecture | None = None,
     resolves: bool = True,
     modules: Mapping[str, object] | None = None,
-) -> list[Finding]:
+) -> list[PreflightFinding]:
     """What does not fit: the Python, requirements, what the client's modules import, compiled extensions.
 
     `architecture`: of the nodes; None: not known, this machine's is taken. `resolves`: ask the indexes whether the
@@ -79,11 +79,11 @@ def preflight(
     return found
 
 
-def _python(image: Image) -> Iterator[Finding]:
+def _python(image: Image) -> Iterator[PreflightFinding]:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     there = ".".join(image.python_version.split(".")[:2])
     if there != here:
-        yield Finding(
+        yield PreflightFinding(
             field="Image.python",
             text=f"{image.python!r} is not this Python's minor version, {here}, and functions and values cross only "
             f"between the same: leave it out, or run this program with Python {there}",
@@ -91,12 +91,12 @@ def _python(image: Image) -> Iterator[Finding]:
         )
 
 
-def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Finding]:
+def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[PreflightFinding]:
     try:
         users = users_for(image)
     except UsageError as error:
         field, _, text = str(error).partition(": ")
-        yield Finding(field=field, text=text, is_certain=True)
+        yield PreflightFinding(field=field, text=text, is_certain=True)
         return
     # What has a value only on the node cannot be asked for here.
     known = [requirement for requirement in image.pip if "$" not in requirement]
@@ -104,7 +104,7 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Fin
         return
     uv = client_uv()
     if uv is None:
-        yield Finding(
+        yield PreflightFinding(
             field="Image.pip",
             text="not checked, as there is no uv here: pip install 'skyward[ssh]'",
             is_certain=False,
@@ -129,23 +129,23 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Fin
     if done.returncode:
         said = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", done.stderr.strip())
         if _UNSOLVABLE.search(said):
-            yield Finding(field="Image.pip", text=f"it cannot be installed there:\n{said}", is_certain=True)
+            yield PreflightFinding(field="Image.pip", text=f"it cannot be installed there:\n{said}", is_certain=True)
         else:
             yield _unchecked(said.splitlines()[0] if said else f"uv ended with code {done.returncode}")
 
 
-def _unchecked(why: str) -> Finding:
+def _unchecked(why: str) -> PreflightFinding:
     text = f"whether it can be installed was not checked, as no index can be reached from here ({why})"
-    return Finding(field="Image.pip", text=text, is_certain=False)
+    return PreflightFinding(field="Image.pip", text=text, is_certain=False)
 
 
-def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterator[Finding]:
+def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterator[PreflightFinding]:
     """Packages that the program's functions need where they run, and that the image does not bring."""
     brought = _closure({_project(requirement) for requirement in image.pip}) | _OWN
     for name, who in sorted(imported_there(code, modules).items()):
         projects = projects_of(name)
         if projects and not brought.intersection((_normal(name), *projects)):
-            yield Finding(
+            yield PreflightFinding(
                 field="Image.pip",
                 text=f"{who} imports {name}, which nothing there brings: add {projects[0]!r}, or calls that need it "
                 "will fail with ModuleNotFoundError",
@@ -166,9 +166,9 @@ def _installed() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()  # reads every package's files: 0.2 s where there are hundreds
 
 
-def _modules(code: Code, modules: Mapping[str, object]) -> Iterator[Finding]:
+def _modules(code: Code, modules: Mapping[str, object]) -> Iterator[PreflightFinding]:
     for module, function in left_behind(code, modules).items():
-        yield Finding(
+        yield PreflightFinding(
             field="code",
             text=f"{function}() is of the module {module}, which is not on sys.path and so does not travel: put its "
             "folder on sys.path, or name it in Image.includes",
@@ -201,7 +201,7 @@ def _normal(project: str) -> str:
     return re.sub(r"[-_.]+", "-", project).lower()
 
 
-def _extensions(code: Code, machine: str) -> Iterator[Finding]:
+def _extensions(code: Code, machine: str) -> Iterator[PreflightFinding]:
     """Compiled modules among the user's own, made for another Python or platform."""
     for name in sorted(code.sources):
         match = _FOREIGN.search(name)
@@ -209,7 +209,7 @@ def _extensions(code: Code, machine: str) -> Iterator[Finding]:
         if match is None or match[1] == "abi3":
             continue
         if match[2] != here or match[3] != f"{machine}-linux-gnu":
-            yield Finding(
+            yield PreflightFinding(
                 field="code",
                 text=f"{name} is compiled for {match[1]}, and the nodes are {machine}-linux-gnu: it cannot be loaded "
                 "there; build a wheel of its package for them and name that in Image.pip",

@@ -19,7 +19,7 @@ from .environments import ours_for, users_for
 from .payload import LOADER, Payload, code_variables, script, write_apt
 from .phases import Phases
 from .probe import Facts, read_facts
-from .runner import Completed, Runner, text_of
+from .runner import Runner, ShellResult, text_of
 from .uv import client_uv_version
 
 __all__ = ["Ready", "prepare"]
@@ -233,7 +233,7 @@ class _Bootstrap:
 
     def _call(
         self, command: str, payload: BinaryIO, timeout_s: float, on_line: Callable[[str], None] | None = None
-    ) -> Completed:
+    ) -> ShellResult:
         try:
             return self._run(command, input=payload, timeout_s=timeout_s, on_line=on_line)
         except TimeoutError as error:

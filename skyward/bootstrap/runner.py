@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
-__all__ = ["Completed", "Runner", "text_of"]
+__all__ = ["ShellResult", "Runner", "text_of"]
 
 
-class Completed(Protocol):
+class ShellResult(Protocol):
     """How a command ended. Output that went to `on_line` may be missing in `stdout`."""
 
     @property
@@ -34,7 +34,7 @@ class Runner(Protocol):
         input: bytes | BinaryIO | None = None,  # noqa: A002  # as subprocess calls it
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
-    ) -> Completed: ...
+    ) -> ShellResult: ...
 
 
 def text_of(output: bytes) -> str:

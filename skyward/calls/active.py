@@ -13,7 +13,7 @@ from ..core.unrun import short
 from ..errors import NoActivePool, UsageError
 
 __all__ = [
-    "Dispatcher",
+    "PoolLike",
     "Target",
     "active_pool",
     "activity",
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-class Dispatcher(Protocol):
+class PoolLike(Protocol):
     """A target of calls, as the operators see it. A call is a `PendingCompute`, a group a `PendingComputeGroup`."""
 
     def run(self, call: Any, /) -> Any: ...
@@ -35,12 +35,12 @@ class Dispatcher(Protocol):
     def run_async(self, call: Any, /) -> Coroutine[Any, Any, Any]: ...
 
 
-Target = Dispatcher | ModuleType
+Target = PoolLike | ModuleType
 
 # Open pools. A context variable knows the innermost pool of this context; threads and notebook cells that the pool
 # was not opened in have contexts of their own, and fall back to the innermost of the process.
-_of_context: ContextVar[tuple[Dispatcher, ...]] = ContextVar("skyward_active_pools", default=())
-_of_process: list[Dispatcher] = []
+_of_context: ContextVar[tuple[PoolLike, ...]] = ContextVar("skyward_active_pools", default=())
+_of_process: list[PoolLike] = []
 _lock = threading.Lock()
 
 
@@ -58,27 +58,27 @@ class Activity:
 activity = Activity()
 
 
-def push_active(pool: Dispatcher) -> None:
+def push_active(pool: PoolLike) -> None:
     activity.pools_opened += 1
     _of_context.set((*_of_context.get(), pool))
     with _lock:
         _of_process.append(pool)
 
 
-def pop_active(pool: Dispatcher) -> None:
+def pop_active(pool: PoolLike) -> None:
     _of_context.set(tuple(p for p in _of_context.get() if p is not pool))
     with _lock:
         if pool in _of_process:
             _of_process.remove(pool)
 
 
-def open_pools() -> list[Dispatcher]:
+def open_pools() -> list[PoolLike]:
     """Those of this process, in the order in which they were opened."""
     with _lock:
         return list(_of_process)
 
 
-def active_pool() -> Dispatcher:
+def active_pool() -> PoolLike:
     """The innermost open pool. Raises NoActivePool."""
     still_open = open_pools()
     for pool in reversed(_of_context.get()):
@@ -92,7 +92,7 @@ def active_pool() -> Dispatcher:
     )
 
 
-def resolve_target(target: Target) -> Dispatcher:
+def resolve_target(target: Target) -> PoolLike:
     """The pool that an operator's right side means."""
     if isinstance(target, ModuleType):
         if target.__name__ == "skyward":

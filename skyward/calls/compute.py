@@ -19,7 +19,7 @@ from ..core.spellings import advice
 from ..core.unrun import Unrun, short
 from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
-from ..values.launch import Launch
+from ..values.launch import ProcessLaunch
 from .active import Target, activity, resolve_target
 from .options import CallOptions, proper_options
 
@@ -52,7 +52,7 @@ class ComputeFunction(Generic[P, T_co]):
         _wear_names_of(self, fn)
         self.fn = fn
         self.options = options
-        self.launch = Launch(integrations=getattr(_without_partials(fn), "__skyward_integrations__", ()))
+        self.launch = ProcessLaunch(integrations=getattr(_without_partials(fn), "__skyward_integrations__", ()))
         self._fitting: set[tuple[int | str, ...]] = set()
         """Shapes of arguments that fit the signature: how many by position, and the names of the others."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import _version
-from .host import Host, Support, examine_host
+from .host import HostFacts, Support, examine_host
 from .packages import Extra, PackageState, examine_extras
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Report:
     """What `examine` found. `problems` says in words what keeps `sky.Local()` from running here; empty when it runs."""
 
     version: str
-    host: Host
+    host: HostFacts
     core: Extra
     extras: tuple[Extra, ...]
 
@@ -112,7 +112,7 @@ def row(name: str, value: str) -> str:
     return f"  {name:<13} {value}"
 
 
-def describe_memory(host: Host) -> str:
+def describe_memory(host: HostFacts) -> str:
     if host.memory_bytes is None:
         return "not known"
     total = f"{host.memory_bytes / GIB:.1f} GiB"

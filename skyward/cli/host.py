@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Host", "Support", "examine_host"]
+__all__ = ["HostFacts", "Support", "examine_host"]
 
 # Source: Linux, Documentation/admin-guide/cgroup-v2.rst; the file says "max" where nothing is limited.
 CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -28,7 +28,7 @@ class Support:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class HostFacts:
     """This machine as a program here sees it; sizes in bytes, None where the system does not tell."""
 
     python: str
@@ -45,11 +45,11 @@ class Host:
     problems: tuple[str, ...]
 
 
-def examine_host() -> Host:
+def examine_host() -> HostFacts:
     """Look at this machine; tries the means of the kernel instead of trusting version numbers (sandboxes differ)."""
     total, available = memory()
     soft, hard = open_files()
-    return Host(
+    return HostFacts(
         python=f"{platform.python_implementation()} {platform.python_version()}",
         executable=sys.executable,
         platform=f"{platform.platform()} ({platform.machine()})",

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from argparse import _SubParsersAction
     from collections.abc import Sequence
 
-    from ..pool.fleet import PoolState
+    from ..pool.fleet import FleetPool
 
 __all__ = ["add_to"]
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if failures or orphans else 0
 
 
-def describe(pools: Sequence[PoolState]) -> list[str]:
+def describe(pools: Sequence[FleetPool]) -> list[str]:
     """The pools as a table, with a sum where anything costs money."""
     from ..console.words import duration, usd
     from .tables import table

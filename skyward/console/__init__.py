@@ -1,1 +1,1 @@
-"""What a pool shows of itself: panel, lines, log files, and the queue in front of each sink."""
+"""What a pool shows: panel, lines, log files, and the queue in front of each sink."""

@@ -19,14 +19,14 @@ from ..errors import UsageError
 from ..values.machine import LogLine, LogSink
 from .outlet import Outlet, write_text
 
-__all__ = ["Lines", "LogFiles", "print_lines", "shows_colour"]
+__all__ = ["LogLines", "LogFiles", "print_lines", "shows_colour"]
 
 _MAX_OPEN = 64
 """Files that are held open; a gang of a thousand ranks has more."""
 _LONGEST_NAME = 80
 
 
-class Lines:
+class LogLines:
     """Where the lines of a pool's calls go. Each sink has an outlet, so one that stalls holds up nothing else."""
 
     def __init__(self, logs: bool | LogSink, *others: LogSink) -> None:

@@ -1,1 +1,1 @@
-"""What every other room stands on and that knows none of them: processes, limits, signals, messages."""
+"""Processes, limits, signals and messages: the base of every other room, without knowledge of any of them."""

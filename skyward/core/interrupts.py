@@ -1,4 +1,4 @@
-"""Hold signal handlers back while the engine's books are open.
+"""Hold signal handlers back while the engine's ledger is locked.
 
 Python runs signal handlers in the main thread, between any two bytecodes, and a handler may raise: KeyboardInterrupt
 for Ctrl-C, SystemExit for SIGTERM, an exception of a time limit for SIGALRM. A call from the main thread changes the

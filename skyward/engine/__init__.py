@@ -1,1 +1,1 @@
-"""Nodes as one engine: a channel to each, the scheduler's decisions carried out, and the keeper."""
+"""Many nodes as one engine: a channel to each, the scheduler's decisions carried out, and the keeper."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..calls.futures import Future
 from ..calls.options import CallOptions
 from ..errors import UsageError
-from ..values.launch import Launch
+from ..values.launch import ProcessLaunch
 from ..wire.payloads import Encoded
 from ..wire.tasks import CallKind, Mode, TaskHead
 from .gang import Gang
@@ -50,7 +50,7 @@ class TaskBuilder:
     def __init__(
         self,
         next_id: Callable[[], int],
-        ranks_per_node: Callable[[Launch], int],
+        ranks_per_node: Callable[[ProcessLaunch], int],
         cancel_gang: Callable[[int], None],
         default_timeout_s: float | None,
     ) -> None:
@@ -100,7 +100,7 @@ class TaskBuilder:
     def gang(
         self,
         call: PackedCall,
-        launch: Launch,
+        launch: ProcessLaunch,
         launch_bytes: bytes,
         *,
         nodes: tuple[int, ...] | None,

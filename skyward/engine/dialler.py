@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import InternalError, Unreachable
 from ..values.machine import Gone
 from ..wire.ends import Ends
-from ..wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, Kind, pack
+from ..wire.frames import HEADER, MAX_BODY, PROTOCOL_VERSION, FrameKind, pack
 from ..wire.stream import MAGIC, StreamChannel
 
 __all__ = ["LINK_TIMES", "CommandEnds", "Dialler", "Forgotten", "LinkTimes"]
@@ -275,7 +275,7 @@ class Dialler:
 
     def _say_hello(self, ends: CommandEnds, said: dict[str, Any]) -> None:
         hello = {**self._hello, "link": self.link, **said}
-        os.write(ends.write_fd, pack(Kind.HELLO, body=json.dumps(hello).encode()))
+        os.write(ends.write_fd, pack(FrameKind.HELLO, body=json.dumps(hello).encode()))
 
     def _greeting(self, ends: CommandEnds, deadline: float) -> dict[str, Any]:
         self._skip_chatter(ends, deadline)
@@ -283,7 +283,7 @@ class Dialler:
         if length > MAX_BODY:
             raise InternalError(f"the agent's greeting cannot be one: {length} bytes of kind {kind}")
         said: dict[str, Any] = json.loads(_read_exactly(ends, length, deadline))
-        if kind == Kind.WELCOME:
+        if kind == FrameKind.WELCOME:
             return said
         if said.get("is_unknown"):
             raise Forgotten(said["reason"])

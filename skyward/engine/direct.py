@@ -3,28 +3,28 @@
 Threads: any thread may submit and cancel. One I/O thread reads all channels and keeps the deadlines. A submitting
 thread writes to the socket itself, so that a call costs one change of thread and not two.
 
-It consists of parts that share one set of `books` under one lock. Each part gets its collaborators in its constructor
+It consists of parts that share one `ledger` under one lock. Each part gets its collaborators in its constructor
 and knows no part above it:
 
-    reading               the I/O thread; `leading` lets a caller that waits read in its place
-    arrivals              what each frame from a node means
-    faults                links that break, nodes that are lost
-    nested                calls that tasks make
+    reader                the I/O thread; `leader` lets a caller that waits read in its place
+    frame_handlers        what each frame from a node means
+    link_repair           links that break, nodes that are lost
+    nested_calls          calls that tasks make
     gangs                 ranks that start and end as one
     nodes, open_streams   links to the agents; items to and from running tasks
-    asking, width         questions to running calls; more channels for a link
-    sending               tasks on their way to nodes and back
+    questions, width      questions to running calls; more channels for a link
+    task_dispatcher       tasks on their way to nodes and back
     direct_lines          sockets that pass the agent by
     books                 what is open, and the lock
 
 An engine that runs on another machine than its client can use all of them but these, which know a client:
 
-- `leading` reads for a thread of this process that waits, and its `may_pull` lets slots read this process's memory.
-- `direct_lines` are sockets between processes of one machine, for the calls of `leading`.
-- `logs` puts lines together for the terminal and the sinks of this process.
-- `faults` asks the pool (`Machines`), which is in this process, for other machines.
+- `leader` reads for a thread of this process that waits, and its `may_pull` lets slots read this process's memory.
+- `direct_lines` are sockets between processes of one machine, for the calls of `leader`.
+- `log_router` puts lines together for the terminal and the sinks of this process.
+- `link_repair` asks the pool (`Machines`), which is in this process, for other machines.
 - Tasks and gangs get their outcomes by method calls (`on_result`) and futures. They unpickle the user's errors if
-  `retry_on` is set, and `nested` unpickles options and errors of nested calls, so both need the user's modules.
+  `retry_on` is set, and `nested_calls` unpickles options and errors of nested calls, so both need the user's modules.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from ..calls.futures import refuse_to_wait
-from ..console.logs import Lines
+from ..console.logs import LogLines
 from ..core import interrupts
 from ..core.limits import raise_file_limit
 from ..errors import InternalError, PoolClosed, SkywardError
 from ..events import Emit, ignore
 from ..schedule.scheduler import Scheduler
 from ..values.machine import Machine, Machines
-from ..wire.frames import Kind
+from ..wire.frames import FrameKind
 from .builder import TaskBuilder
 from .direct_lines import DirectLines
-from .frame_handlers import Arrivals
+from .frame_handlers import FrameHandlers
 from .gang import Gang, RankTask
 from .gangs import Gangs
-from .leader import Leading
-from .ledger import Books
-from .link_repair import Faults
+from .leader import Leader
+from .ledger import Ledger
+from .link_repair import LinkRepair
 from .log_router import LogRouter
 from .nested_calls import NestedCalls
-from .nodes import Nodes
+from .nodes import NodeLinks
 from .open_streams import OpenStreams
-from .questions import Asking
+from .questions import OpenQuestions
 from .reader import Reader
-from .task_events import TaskCounts, TaskTeller
-from .task_sender import Sending
+from .task_dispatcher import TaskDispatcher
+from .task_events import TaskCounts, TaskEvents
 from .tasks import Task
 from .width import Width
 
@@ -78,7 +78,7 @@ class DirectEngine:
         job_id: str,
         *,
         cancel_grace_s: float,
-        lines: Lines | None,
+        lines: LogLines | None,
         mask: Callable[[str], str] | None = None,
         initializer: bytes | None,
         emit: Emit = ignore,
@@ -86,57 +86,57 @@ class DirectEngine:
         default_timeout_s: float | None = None,
     ) -> None:
         self._grace_s = cancel_grace_s
-        self.books = books = Books(Scheduler(kept))
-        self._teller = teller = TaskTeller(emit)
+        self.ledger = ledger = Ledger(Scheduler(kept))
+        self._task_events = task_events = TaskEvents(emit)
         self._logs = LogRouter(lines, mask)
-        self._lines = DirectLines(books)
-        self._sending = Sending(books, self._lines, teller, self._logs, grace_s=cancel_grace_s)
-        self.streams = OpenStreams(books, self._sending)
-        self.nodes = Nodes(books, self._sending, job_id=job_id, initializer=initializer, emit=emit)
-        self._gangs = Gangs(books, self._sending, self.nodes, self._logs, grace_s=cancel_grace_s)
-        self.asking = Asking(books, self._sending)
+        self._lines = DirectLines(ledger)
+        self._dispatcher = TaskDispatcher(ledger, self._lines, task_events, self._logs, grace_s=cancel_grace_s)
+        self.streams = OpenStreams(ledger, self._dispatcher)
+        self.nodes = NodeLinks(ledger, self._dispatcher, job_id=job_id, initializer=initializer, emit=emit)
+        self._gangs = Gangs(ledger, self._dispatcher, self.nodes, self._logs, grace_s=cancel_grace_s)
+        self.questions = OpenQuestions(ledger, self._dispatcher)
         self.builder = TaskBuilder(self.next_id, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s)
-        self.nested = NestedCalls(books, self._sending, self._gangs, self.builder)
-        lost = (self._gangs.node_lost, self.nested.node_lost)
-        self.faults = Faults(books, self._lines, self._sending, self.nodes, teller, on_lost=lost)
-        self.arrivals = Arrivals(
-            books,
-            self._sending,
+        self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.builder)
+        lost = (self._gangs.node_lost, self.nested_calls.node_lost)
+        self.link_repair = LinkRepair(ledger, self._lines, self._dispatcher, self.nodes, task_events, on_lost=lost)
+        self.frame_handlers = FrameHandlers(
+            ledger,
+            self._dispatcher,
             self._logs,
             on_rank_stack=self._gangs.on_stack,
             others={
-                Kind.PORT: lambda _, frame: self._gangs.on_port(frame),
-                Kind.LINE: lambda link, frame: self._lines.on_line(link.node, frame),
-                Kind.USAGE: lambda link, frame: teller.usage(link.node, frame.body),
-                Kind.NOTICE: lambda link, frame: self.faults.on_notice(link.node, frame.body),
-                Kind.ANSWER: lambda _, frame: self.asking.on_answer(frame),
-                Kind.CALL: self.nested.on_call,
-                Kind.UNCALL: self.nested.on_uncall,
+                FrameKind.PORT: lambda _, frame: self._gangs.on_port(frame),
+                FrameKind.LINE: lambda link, frame: self._lines.on_line(link.node, frame),
+                FrameKind.USAGE: lambda link, frame: task_events.usage(link.node, frame.body),
+                FrameKind.NOTICE: lambda link, frame: self.link_repair.on_notice(link.node, frame.body),
+                FrameKind.ANSWER: lambda _, frame: self.questions.on_answer(frame),
+                FrameKind.CALL: self.nested_calls.on_call,
+                FrameKind.UNCALL: self.nested_calls.on_uncall,
             },
         )
         self.reader = Reader(
-            books,
-            self.arrivals,
+            ledger,
+            self.frame_handlers,
             self._lines,
-            self.faults,
-            Width(books, self._sending),
+            self.link_repair,
+            Width(ledger, self._dispatcher),
             self.nodes.liveness,
             stop=self.streams.stop,
             died=self._die,
         )
-        self.leading = Leading(books, self._sending, self.reader.read)
+        self.leader = Leader(ledger, self._dispatcher, self.reader.read)
 
     # Life -----------------------------------------------------------------------------------------------------------
 
     def start(self, machines: list[Machine], source: Machines) -> None:
         raise_file_limit()
-        self.faults.source = source
+        self.link_repair.source = source
         self.nodes.open(machines)
-        with self.books.lock:
-            self.books.is_open = True
+        with self.ledger.lock:
+            self.ledger.is_open = True
             for machine in machines:
                 self.nodes.up(machine)
-            self.books.flush()
+            self.ledger.flush()
         self.reader.start()
         _engines.add(self)
 
@@ -146,24 +146,24 @@ class DirectEngine:
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
         refuse_to_wait("closing the pool")
-        books = self.books
+        ledger = self.ledger
 
         def is_idle() -> bool:
-            return not books.is_open or (
-                all(task.is_cancelled for task in books.tasks.values())
-                and all(gang.is_cancelled for gang in books.gangs.values())
+            return not ledger.is_open or (
+                all(task.is_cancelled for task in ledger.tasks.values())
+                and all(gang.is_cancelled for gang in ledger.gangs.values())
             )
 
-        with books.idle:
+        with ledger.idle:
             if timeout_s is None:
-                interrupts.wait_for(lambda slice_s: books.idle.wait_for(is_idle, slice_s))
+                interrupts.wait_for(lambda slice_s: ledger.idle.wait_for(is_idle, slice_s))
                 return True
-            return books.idle.wait_for(is_idle, timeout_s)
+            return ledger.idle.wait_for(is_idle, timeout_s)
 
     def cancel_all(self, reason: SkywardError | None = None) -> None:
-        with self.books.lock:
-            open_tasks = [task for task in self.books.tasks.values() if not isinstance(task, RankTask)]
-            gangs = list(self.books.gangs.values())
+        with self.ledger.lock:
+            open_tasks = [task for task in self.ledger.tasks.values() if not isinstance(task, RankTask)]
+            gangs = list(self.ledger.gangs.values())
         error = reason or PoolClosed("the pool was closed before the call ended")
         for task in open_tasks:
             if not task.is_cancelled:
@@ -174,50 +174,50 @@ class DirectEngine:
             self.cancel_gang(gang.id)
 
     def wait_stopped(self) -> bool:
-        books = self.books
+        ledger = self.ledger
 
         def have_stopped() -> bool:
             # What is behind a broken link says nothing, and ends with its node.
-            return not books.is_open or not (
-                any(self._is_reachable(task) for task in books.tasks.values())
-                or (books.gangs and self.nodes.are_attached)
+            return not ledger.is_open or not (
+                any(self._is_reachable(task) for task in ledger.tasks.values())
+                or (ledger.gangs and self.nodes.are_attached)
             )
 
-        with books.idle:
-            return books.idle.wait_for(have_stopped, self._grace_s + 1)
+        with ledger.idle:
+            return ledger.idle.wait_for(have_stopped, self._grace_s + 1)
 
     def _is_reachable(self, task: Task) -> bool:
-        node = task.node if isinstance(task, RankTask) else self.books.scheduler.node_of(task.id)
-        link = self.books.links.get(0 if node is None else node)
+        node = task.node if isinstance(task, RankTask) else self.ledger.scheduler.node_of(task.id)
+        link = self.ledger.links.get(0 if node is None else node)
         return link is None or link.channel.is_attached
 
     def close(self) -> None:
-        books = self.books
-        with books.lock:
-            if not books.is_open:
+        ledger = self.ledger
+        with ledger.lock:
+            if not ledger.is_open:
                 if not self.reader.was_started:
                     self._release()
                 return
-            tasks, gangs = books.close_all()
+            tasks, gangs = ledger.close_all()
             self.nodes.opener.close()
-            for node in books.links:
-                books.tell(node, Kind.SHUTDOWN)
-            books.flush()
+            for node in ledger.links:
+                ledger.tell(node, FrameKind.SHUTDOWN)
+            ledger.flush()
             for task in tasks:
-                self._teller.ended(task, ok=False)
-        with books:
-            self.asking.close()
-        self.nested.close()
+                self._task_events.ended(task, ok=False)
+        with ledger:
+            self.questions.close()
+        self.nested_calls.close()
         _fail(tasks, gangs, PoolClosed("the pool was closed before the call ended"))
-        books.watcher.wake()
+        ledger.watcher.wake()
         self.reader.join()
-        self.nested.join()
+        self.nested_calls.join()
         self._logs.flush()
         self._release()
 
     def _release(self) -> None:
         self.nodes.close()
-        self.books.watcher.close()
+        self.ledger.watcher.close()
         interrupts.restore()
         _engines.discard(self)
 
@@ -225,51 +225,51 @@ class DirectEngine:
         """Fail everything that is open: the I/O thread has given up."""
         error = InternalError(f"the pool's I/O thread died: {type(cause).__name__}: {cause}; please report this")
         error.__cause__ = cause
-        with self.books.lock:
-            tasks, gangs = self.books.close_all()
+        with self.ledger.lock:
+            tasks, gangs = self.ledger.close_all()
         _fail(tasks, gangs, error)
 
     def forget_in_child(self) -> None:
         """Close the descriptors and the pool in a forked child of the client."""
-        self.books.forget_in_child()
+        self.ledger.forget_in_child()
         self.nodes.close_in_child()
         with contextlib.suppress(OSError):
-            self.books.watcher.close_in_child()
+            self.ledger.watcher.close_in_child()
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
     def next_id(self) -> int:
-        return next(self.books.numbers)
+        return next(self.ledger.numbers)
 
     def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None) -> None:
-        with self.books:
-            if nodes is None and self.leading.is_idle:
-                self.leading.submit_unled(task)
+        with self.ledger:
+            if nodes is None and self.leader.is_idle:
+                self.leader.submit_unled(task)
             else:
-                self._sending.submit(task, nodes)
+                self._dispatcher.submit(task, nodes)
 
     def submit_gang(self, gang: Gang) -> None:
-        with self.books:
-            self.books.require_open()
+        with self.ledger:
+            self.ledger.require_open()
             self._gangs.submit(gang)
 
     def cancel(self, task_id: int) -> None:
-        with self.books:
-            self._sending.cancel(task_id)
+        with self.ledger:
+            self._dispatcher.cancel(task_id)
 
     def _cancel_each(self, task_ids: Iterable[int]) -> None:
         """Cancel several tasks, the newest first: no waiting one begins in the place of one that was stopped.
 
-        It takes them in batches and closes the books in between, so that other threads and Ctrl-C get their turn.
+        It takes them in batches and releases the ledger in between, so that other threads and Ctrl-C get their turn.
         """
         newest_first = sorted(task_ids, reverse=True)
         for start in range(0, len(newest_first), _CANCELLED_AT_ONCE):
-            with self.books:
+            with self.ledger:
                 for task_id in newest_first[start : start + _CANCELLED_AT_ONCE]:
-                    self._sending.cancel(task_id)
+                    self._dispatcher.cancel(task_id)
 
     def cancel_gang(self, gang_id: int) -> None:
-        with self.books:
+        with self.ledger:
             self._gangs.cancel(gang_id)
 
     def abandon(self, task_id: int) -> None:
@@ -278,13 +278,13 @@ class DirectEngine:
     # Monitoring -----------------------------------------------------------------------------------------------------
 
     def counts(self) -> TaskCounts:
-        with self.books.lock:
-            busy, queued = self.books.scheduler.counts()
-            ended, failed = self._teller.calls_ended, self._teller.calls_failed
+        with self.ledger.lock:
+            busy, queued = self.ledger.scheduler.counts()
+            ended, failed = self._task_events.calls_ended, self._task_events.calls_failed
         return TaskCounts(busy=busy, queued=queued, ended=ended, failed=failed)
 
     def tell_tasks(self, is_heard: bool) -> None:
-        self._teller.is_heard = is_heard
+        self._task_events.is_heard = is_heard
 
 
 def _fail(tasks: list[Task], gangs: list[Gang], error: SkywardError) -> None:

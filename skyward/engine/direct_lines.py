@@ -9,18 +9,18 @@ import socket
 
 from ..wire.channel import Channel, ChannelClosed
 from ..wire.frames import Frame
-from .ledger import Books
-from .link import Line, NodeLink, Readable
+from .ledger import Ledger
+from .link import DirectLine, NodeLink, Readable
 from .tasks import Task
 
 __all__ = ["DirectLines"]
 
 
 class DirectLines:
-    """Open, use and drop the direct lines of all nodes. The books are open in every call except `gone`."""
+    """Open, use and drop the direct lines of all nodes. The ledger is locked in every call except `gone`."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
 
     def send(self, link: NodeLink, task: Task) -> bool:
         """Send a task on the line of a node. False: the node has no line, or the task does not fit it."""
@@ -32,16 +32,16 @@ class DirectLines:
 
     def on_line(self, node: int, frame: Frame) -> None:
         """Take the line that a node offers in the place of the one before."""
-        link = self._books.links[node]
+        link = self._ledger.links[node]
         self.drop(link)
         if frame.fd < 0:  # it could not be received: this process may open no more files
             return
-        link.line = Line(node, Channel(socket.socket(fileno=frame.fd)), frame.ident)
+        link.line = DirectLine(node, Channel(socket.socket(fileno=frame.fd)), frame.ident)
 
     def gone(self, line: Readable) -> None:
         """Drop a line whose slot has died. The agent is told of the call on it, and reports what became of it."""
-        with self._books:
-            link = self._books.links.get(line.node)
+        with self._ledger:
+            link = self._ledger.links.get(line.node)
             if link is not None and link.line is line:
                 self.drop(link)
 
@@ -51,7 +51,7 @@ class DirectLines:
         if line is None:
             return
         line.is_led = False
-        self._books.watcher.remove(line)
+        self._ledger.watcher.remove(line)
         line.channel.close()
         link.hold()
-        self._books.dirty.add(link)
+        self._ledger.dirty.add(link)

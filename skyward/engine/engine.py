@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..calls.futures import Future
 from ..errors import SkywardError
-from ..values.launch import Launch
+from ..values.launch import ProcessLaunch
 from ..values.machine import Machine, Machines
 from ..wire.payloads import Encoded
 from .builder import TaskBuilder
@@ -29,7 +29,7 @@ class NodeFacts(Protocol):
         """Longest round trip to a node; 0 on this machine, or before it is measured."""
         ...
 
-    def ranks_per_node(self, launch: Launch) -> int:
+    def ranks_per_node(self, launch: ProcessLaunch) -> int:
         """Return the ranks of a gang on each node; "auto": the fewest accelerators of any node, at least 1."""
         ...
 
@@ -117,11 +117,11 @@ class Engine(Protocol):
     @property
     def nodes(self) -> NodeFacts: ...
     @property
-    def leading(self) -> WaitingCallers: ...
+    def leader(self) -> WaitingCallers: ...
     @property
     def streams(self) -> Streams: ...
     @property
-    def asking(self) -> Questions: ...
+    def questions(self) -> Questions: ...
     @property
     def builder(self) -> TaskBuilder: ...
 

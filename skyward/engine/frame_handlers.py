@@ -1,6 +1,6 @@
 """What nodes send: outcomes of tasks, their parts, items and output, and frames for other parts of an engine.
 
-Everything here is called while the books are open.
+Everything here is called with the ledger locked.
 """
 
 from __future__ import annotations
@@ -10,53 +10,53 @@ import pickle
 from collections.abc import Callable, Mapping
 
 from ..errors import InternalError
-from ..wire.frames import Frame, Kind
+from ..wire.frames import Frame, FrameKind
 from .gang import RankTask
-from .ledger import Books
+from .ledger import Ledger
 from .link import Readable
 from .log_router import LogRouter
-from .task_sender import Sending
+from .task_dispatcher import TaskDispatcher
 from .tasks import Loss, Task, TaskFailure, loss_error
 from .threads import in_words, report
 
-__all__ = ["Arrivals", "Handler"]
+__all__ = ["FrameHandlers", "Handler"]
 
 Handler = Callable[[Readable, Frame], object]
 """Takes a frame, and the channel that it came by."""
 
 
-class Arrivals:
+class FrameHandlers:
     """Take what nodes send.
 
     Args:
-        on_rank_stack: takes the stack of a rank; that of any other task goes to `sending`.
+        on_rank_stack: takes the stack of a rank; that of any other task goes to `task_dispatcher`.
         others: handlers, by the kind of frame, for what is about no task.
     """
 
     def __init__(
         self,
-        books: Books,
-        sending: Sending,
+        ledger: Ledger,
+        dispatcher: TaskDispatcher,
         logs: LogRouter,
         *,
         on_rank_stack: Callable[[RankTask, Frame], object],
         others: Mapping[int, Handler],
     ) -> None:
-        self._books = books
-        self._sending = sending
+        self._ledger = ledger
+        self._dispatcher = dispatcher
         self._logs = logs
         self._on_rank_stack = on_rank_stack
         self.handlers: dict[int, Handler] = {
-            Kind.RESULT: self._on_result,
-            Kind.LOG: self._on_log,
-            Kind.PART: self._on_part,
-            Kind.ITEM: self._on_item,
-            Kind.ERROR: self._about_task(self._on_error),
-            Kind.STACK: self._about_task(self._on_stack),
-            Kind.LOST: self._about_task(self._on_lost),
-            Kind.RECALLED: self._about_task(self._on_recalled),
-            Kind.IN_CREDIT: self._about_task(self._on_input_credit),
-            Kind.ELSEWHERE: self._on_elsewhere,
+            FrameKind.RESULT: self._on_result,
+            FrameKind.LOG: self._on_log,
+            FrameKind.PART: self._on_part,
+            FrameKind.ITEM: self._on_item,
+            FrameKind.ERROR: self._about_task(self._on_error),
+            FrameKind.STACK: self._about_task(self._on_stack),
+            FrameKind.LOST: self._about_task(self._on_lost),
+            FrameKind.RECALLED: self._about_task(self._on_recalled),
+            FrameKind.IN_CREDIT: self._about_task(self._on_input_credit),
+            FrameKind.ELSEWHERE: self._on_elsewhere,
             **others,
         }
         """By the kind of frame; a kind without one is ignored."""
@@ -64,20 +64,20 @@ class Arrivals:
     def give_up(self, link: Readable, frame: Frame, error: BaseException) -> None:
         """Fail the task of a frame that could not be handled."""
         report(error)
-        task = self._books.tasks.get(frame.ident)
+        task = self._ledger.tasks.get(frame.ident)
         if task is None:
             return
         failure = InternalError(f"{task.name!r} failed in the client: {in_words(error)}; please report this")
         failure.__cause__ = error
         if not task.is_cancelled or isinstance(task, RankTask):
-            self._books.after.append(lambda: task.on_failed(failure))
-        self._sending.finish(task, link.node)
+            self._ledger.after.append(lambda: task.on_failed(failure))
+        self._dispatcher.finish(task, link.node)
 
     def _about_task(self, handle: Callable[[Task, int, Frame], object]) -> Handler:
         """Look up the task of a frame; what is about a task that has ended is dropped."""
 
         def look_up(link: Readable, frame: Frame) -> None:
-            task = self._books.tasks.get(frame.ident)
+            task = self._ledger.tasks.get(frame.ident)
             if task is not None:
                 handle(task, link.node, frame)
 
@@ -87,49 +87,49 @@ class Arrivals:
 
     def _on_result(self, link: Readable, frame: Frame) -> None:
         received = link.received(frame)
-        task = self._books.tasks.get(frame.ident)
+        task = self._ledger.tasks.get(frame.ident)
         if task is None:
             return
         if not task.is_cancelled:  # noted before anything is sent: a value that is here is never lost
-            self._books.after.append(lambda: task.on_result(received))
+            self._ledger.after.append(lambda: task.on_result(received))
         elif isinstance(task, RankTask):
-            self._books.after.append(lambda: task.ended(task))
-        self._sending.finish(task, link.node, received.elapsed_ns)
+            self._ledger.after.append(lambda: task.ended(task))
+        self._dispatcher.finish(task, link.node, received.elapsed_ns)
 
     def _on_part(self, link: Readable, frame: Frame) -> None:
         part = link.received(frame)
-        task = self._books.tasks.get(frame.ident)
+        task = self._ledger.tasks.get(frame.ident)
         if task is not None:
-            self._books.after.append(lambda: task.on_part(part))
+            self._ledger.after.append(lambda: task.on_part(part))
 
     def _on_item(self, link: Readable, frame: Frame) -> None:
         item = link.received(frame)
-        task = self._books.tasks.get(frame.ident)
+        task = self._ledger.tasks.get(frame.ident)
         if task is not None:
-            self._books.after.append(lambda: task.on_item(item))
+            self._ledger.after.append(lambda: task.on_item(item))
 
     # Everything else --------------------------------------------------------------------------------------------------
 
     def _on_log(self, link: Readable, frame: Frame) -> None:
-        self._logs.add(link.node, self._books.tasks.get(frame.ident), frame.lane, frame.body)
+        self._logs.add(link.node, self._ledger.tasks.get(frame.ident), frame.lane, frame.body)
 
     def _on_elsewhere(self, link: Readable, _: Frame) -> None:
         """The answer comes by another channel: the caller that reads this one stops."""
         link.is_led = False
 
     def _on_input_credit(self, task: Task, _: int, frame: Frame) -> None:
-        self._books.after.append(lambda: task.on_input_credit(frame.lane))
+        self._ledger.after.append(lambda: task.on_input_credit(frame.lane))
 
     def _on_stack(self, task: Task, _: int, frame: Frame) -> None:
         if isinstance(task, RankTask):
             self._on_rank_stack(task, frame)
         else:
-            self._sending.on_stack(task, frame)
+            self._dispatcher.on_stack(task, frame)
 
     def _on_error(self, task: Task, node: int, frame: Frame) -> None:
         where = f"node {node}" + ("" if task.rank is None else f", rank {task.rank}") + f", task {task.name!r}"
         self._logs.end(task)
-        link = self._books.links.get(node)
+        link = self._ledger.links.get(node)
         failed = TaskFailure(
             pickle.loads(frame.body),
             where,
@@ -139,14 +139,14 @@ class Arrivals:
             is_elsewhere=link is not None and link.dialler is not None,
         )
         if task.options.retry_on and not task.is_cancelled and not isinstance(task, RankTask):
-            error, scheduler = failed.error(), self._books.scheduler
+            error, scheduler = failed.error(), self._ledger.scheduler
             if isinstance(error, task.options.retry_on) and scheduler.spend_retry(task.id):
-                self._sending.release(task, node)
-                self._sending.perform(scheduler.again(task.id))
+                self._dispatcher.release(task, node)
+                self._dispatcher.perform(scheduler.again(task.id))
                 return
         if not task.is_cancelled or isinstance(task, RankTask):
-            self._books.after.append(lambda: task.on_error(failed))
-        self._sending.finish(task, node)
+            self._ledger.after.append(lambda: task.on_error(failed))
+        self._dispatcher.finish(task, node)
 
     def _on_lost(self, task: Task, node: int, frame: Frame) -> None:
         said = json.loads(frame.body)
@@ -161,25 +161,25 @@ class Arrivals:
             why=said.get("why", ""),
         )
         if task.is_cancelled or task.handles_loss:
-            self._sending.finish(task, node)
+            self._dispatcher.finish(task, node)
             if task.handles_loss:  # told in turn, behind the parts that came before
-                self._books.after.append(lambda: task.on_lost(loss))
+                self._ledger.after.append(lambda: task.on_lost(loss))
         elif not task.may_move:
-            self._sending.finish(task, node)
+            self._dispatcher.finish(task, node)
             error = loss_error(loss, task.name, task.tail)
-            self._books.after.append(lambda: task.on_failed(error))
+            self._ledger.after.append(lambda: task.on_failed(error))
         else:
             self._logs.end(task)
-            self._sending.release(task, node)
-            self._books.losses[task.id] = loss
-            self._sending.perform(self._books.scheduler.lost(task.id, started=bool(said["started"])))
+            self._dispatcher.release(task, node)
+            self._ledger.losses[task.id] = loss
+            self._dispatcher.perform(self._ledger.scheduler.lost(task.id, started=bool(said["started"])))
 
     def _on_recalled(self, task: Task, node: int, _: Frame) -> None:
         if isinstance(task, RankTask):
-            self._sending.finish(task, node)
-            self._books.after.append(lambda: task.ended(task))
+            self._dispatcher.finish(task, node)
+            self._ledger.after.append(lambda: task.ended(task))
         elif task.is_cancelled:
-            self._sending.finish(task, node)
+            self._dispatcher.finish(task, node)
         else:
-            self._sending.release(task, node)
-            self._sending.perform(self._books.scheduler.lost(task.id, started=False))
+            self._dispatcher.release(task, node)
+            self._dispatcher.perform(self._ledger.scheduler.lost(task.id, started=False))

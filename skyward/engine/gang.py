@@ -12,7 +12,7 @@ from ..calls.futures import Future
 from ..calls.options import CallOptions
 from ..core.printable import printable
 from ..errors import GangHung, RendezvousFailed, TaskTimeout
-from ..values.launch import Launch
+from ..values.launch import ProcessLaunch
 from ..values.topology import Peer, Rank
 from ..wire.payloads import Encoded
 from ..wire.tasks import TaskHead
@@ -47,7 +47,7 @@ class Gang:
 
     id: int
     name: str
-    launch: Launch
+    launch: ProcessLaunch
     launch_bytes: bytes
     function: WireFunction
     payload: Encoded

@@ -1,6 +1,6 @@
 """Gangs: started when their nodes have room, stopped as one, started again, and judged when they hang.
 
-Everything here is called while the books are open.
+Everything here is called with the ledger locked.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import pickle
 from ..calls.futures import Undecoded
 from ..errors import InternalError, NodeLost, RendezvousFailed
 from ..schedule.actions import Action, FailGang, StartGang
-from ..wire.frames import Frame, Kind
+from ..wire.frames import Frame, FrameKind
 from ..wire.tasks import RankOrder
 from .devices import sharing_of_gangs
 from .gang import Gang, RankTask, make_ranks
 from .hangs import REPORT_AFTER_S, Hang, Late, RankStack, read_stack
-from .ledger import Books
+from .ledger import Ledger
 from .log_router import LogRouter
-from .nodes import Nodes
-from .task_sender import Sending
+from .nodes import NodeLinks
+from .task_dispatcher import TaskDispatcher
 
 __all__ = ["Gangs"]
 
@@ -31,42 +31,44 @@ _SETTLE_S = 0.2
 
 
 class Gangs:
-    """Start, stop and judge the gangs that are in the books.
+    """Start, stop and judge the gangs that are in the ledger.
 
     Args:
         grace_s: seconds that a cancelled rank has to end by itself before it is killed.
     """
 
-    def __init__(self, books: Books, sending: Sending, nodes: Nodes, logs: LogRouter, *, grace_s: float) -> None:
-        self._books = books
-        self._sending = sending
+    def __init__(
+        self, ledger: Ledger, dispatcher: TaskDispatcher, nodes: NodeLinks, logs: LogRouter, *, grace_s: float
+    ) -> None:
+        self._ledger = ledger
+        self._dispatcher = dispatcher
         self._nodes = nodes
         self._logs = logs
         self._grace_s = grace_s
-        sending.handlers |= {StartGang: self._start, FailGang: self._fail}
+        dispatcher.handlers |= {StartGang: self._start, FailGang: self._fail}
         self._told_to_share: set[frozenset[str]] = set()
 
     def submit(self, gang: Gang) -> None:
-        self._books.gangs[gang.id] = gang
-        self._sending.perform(self._submit(gang))
+        self._ledger.gangs[gang.id] = gang
+        self._dispatcher.perform(self._submit(gang))
 
     def _submit(self, gang: Gang) -> list[Action]:
-        return self._books.scheduler.submit_gang(
+        return self._ledger.scheduler.submit_gang(
             gang.id, nodes=gang.nodes, one_of=gang.one_of, places=gang.ranks_per_node, parent=gang.parent
         )
 
     def drop(self, gang: Gang) -> None:
         """Remove a gang that never started, and that the scheduler has forgotten; the caller tells its future."""
-        self._books.gangs.pop(gang.id, None)
-        if not self._books.tasks and not self._books.gangs:
-            self._books.idle.notify_all()
+        self._ledger.gangs.pop(gang.id, None)
+        if not self._ledger.tasks and not self._ledger.gangs:
+            self._ledger.idle.notify_all()
 
     def cancel(self, gang_id: int) -> None:
-        gang = self._books.gangs.get(gang_id)
+        gang = self._ledger.gangs.get(gang_id)
         if gang is None or gang.is_cancelled:
             return
         gang.is_cancelled = True
-        self._books.idle.notify_all()
+        self._ledger.idle.notify_all()
         if gang.open:
             self._stop_ranks(gang, self._grace_s)
         elif not gang.placed:
@@ -76,20 +78,20 @@ class Gangs:
 
     def _start(self, action: StartGang) -> None:
         """Ask the first node for a rendezvous port: the nodes have room for the gang."""
-        gang = self._books.gangs[action.gang]
+        gang = self._ledger.gangs[action.gang]
         gang.placed = action.nodes
         if gang.is_cancelled:
             self._end(gang)
             return
-        self._books.tell(action.nodes[0], Kind.RESERVE_PORT, gang.id)
+        self._ledger.tell(action.nodes[0], FrameKind.RESERVE_PORT, gang.id)
 
     def on_port(self, frame: Frame) -> None:
         """Start the ranks of a gang at the port that its first node has picked, or fail the gang."""
-        gang = self._books.gangs.get(frame.ident)
+        gang = self._ledger.gangs.get(frame.ident)
         if gang is None:
             return
         gang.port = frame.lane
-        if gang.is_cancelled or any(node not in self._books.links for node in gang.placed):
+        if gang.is_cancelled or any(node not in self._ledger.links for node in gang.placed):
             gang.failures += [(0.0, 0, NodeLost("a node was lost while the gang started", started=False))]
             self._end(gang)
             return
@@ -99,13 +101,13 @@ class Gangs:
             gang.failures += [(0.0, 0, error)]
             self._end(gang)
             return
-        peers = {node: self._books.machines[node].peer for node in gang.placed}
+        peers = {node: self._ledger.machines[node].peer for node in gang.placed}
         devices = {node: self._nodes.devices(node) for node in gang.placed}
-        interfaces = {node: self._books.machines[node].interface for node in gang.placed}
+        interfaces = {node: self._ledger.machines[node].interface for node in gang.placed}
         for rank in make_ranks(gang, peers, devices, interfaces):
             delivers = rank.local_rank == 0 and (gang.nodes is not None or rank.rank == 0)
             task = RankTask(
-                id=next(self._books.numbers),
+                id=next(self._ledger.numbers),
                 name=gang.name,
                 head=gang.head,
                 function=gang.function,
@@ -120,24 +122,24 @@ class Gangs:
             )
             gang.tasks[rank.rank] = task
             gang.open.add(task.id)
-            self._books.tasks[task.id] = task
+            self._ledger.tasks[task.id] = task
             order = RankOrder(
                 rank=rank,
                 launch=gang.launch_bytes,
                 preload=gang.launch.preload,
                 tell_stopped_after_s=gang.options.hang_timeout_s or REPORT_AFTER_S,
             )
-            self._books.tell(rank.node, Kind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
-            self._sending.send(task, rank.node)
+            self._ledger.tell(rank.node, FrameKind.RANK, task.id, pickle.dumps(order), lane=int(delivers))
+            self._dispatcher.send(task, rank.node)
             if gang.options.timeout_s is not None:
-                self._books.at(gang.options.timeout_s, self._time_out, task.id, 0)
+                self._ledger.at(gang.options.timeout_s, self._time_out, task.id, 0)
         self._tell_of_sharing(gang)
         gang.future.set_running()
 
     def _tell_of_sharing(self, gang: Gang) -> None:
         """Log that a running gang shares devices with this one, once for each pair of functions."""
         own = self._devices_of(gang)
-        for other in self._books.gangs.values():
+        for other in self._ledger.gangs.values():
             names = frozenset((gang.name, other.name))
             shared = own & self._devices_of(other) if other is not gang and other.open else frozenset()
             if shared and names not in self._told_to_share:
@@ -152,7 +154,7 @@ class Gangs:
     # Ending ---------------------------------------------------------------------------------------------------------
 
     def _rank_ended(self, task: RankTask) -> None:
-        with self._books:
+        with self._ledger:
             gang = task.gang
             if task.id not in gang.open:
                 return  # of an earlier start, or it was told already
@@ -161,7 +163,7 @@ class Gangs:
                 self._end(gang)
             elif gang.failures and not gang.is_stopping:
                 gang.is_stopping = True
-                self._books.at(_SETTLE_S, self._stop_failed, gang.id, task.id)
+                self._ledger.at(_SETTLE_S, self._stop_failed, gang.id, task.id)
 
     def _stop_failed(self, gang_id: int, failed: int) -> None:
         gang = self._of_start(gang_id, failed)
@@ -170,7 +172,7 @@ class Gangs:
 
     def _of_start(self, gang_id: int, task_id: int) -> Gang | None:
         """Return the gang if the task is a rank of its current start."""
-        gang = self._books.gangs.get(gang_id)
+        gang = self._ledger.gangs.get(gang_id)
         return gang if gang is not None and any(task.id == task_id for task in gang.tasks.values()) else None
 
     def _stop_ranks(self, gang: Gang, grace_s: float) -> None:
@@ -178,37 +180,37 @@ class Gangs:
         for task in gang.tasks.values():
             if task.id in gang.open and not task.is_cancelled:
                 task.is_cancelled = True
-                self._books.tell(task.node, Kind.CANCEL, task.id, lane=int(grace_s * 10))
+                self._ledger.tell(task.node, FrameKind.CANCEL, task.id, lane=int(grace_s * 10))
 
     def _end(self, gang: Gang) -> None:
         if gang.port:
-            self._books.tell(gang.placed[0], Kind.RELEASE_PORT, lane=gang.port)
-        if gang.id not in self._books.gangs:
+            self._ledger.tell(gang.placed[0], FrameKind.RELEASE_PORT, lane=gang.port)
+        if gang.id not in self._ledger.gangs:
             return
-        del self._books.gangs[gang.id]
-        actions = self._books.scheduler.gang_finished(gang.id)
+        del self._ledger.gangs[gang.id]
+        actions = self._ledger.scheduler.gang_finished(gang.id)
         if gang.failures and not gang.is_cancelled and gang.spend_restart():
             rank = gang.tasks.get(gang.cause()[0])
             gang.reset()
             if rank is not None:
                 self._logs.say(rank, rank.node, f"{gang.name!r} is started again; it ended with {gang.past[-1]}")
-            self._books.gangs[gang.id] = gang
+            self._ledger.gangs[gang.id] = gang
             actions += self._submit(gang)
         else:
-            self._books.after.append(lambda: _settle(gang))
-        self._sending.perform(actions)
-        if not self._books.tasks and not self._books.gangs:
-            self._books.idle.notify_all()
+            self._ledger.after.append(lambda: _settle(gang))
+        self._dispatcher.perform(actions)
+        if not self._ledger.tasks and not self._ledger.gangs:
+            self._ledger.idle.notify_all()
 
     def _fail(self, action: FailGang) -> None:
         """Fail a gang that can never start: nodes that it needs are gone for good."""
-        gang = self._books.gangs.get(action.gang)
+        gang = self._ledger.gangs.get(action.gang)
         if gang is not None:
             gang.is_final = True
             self._lose(gang, action.node)
 
     def node_lost(self, node: int) -> None:
-        for gang in list(self._books.gangs.values()):
+        for gang in list(self._ledger.gangs.values()):
             if gang.placed[:1] == (node,) and not gang.port:  # the port it waits for will not come
                 self._lose(gang, node)
 
@@ -221,14 +223,14 @@ class Gangs:
 
     def on_stack(self, task: RankTask, frame: Frame) -> None:
         """Take the stack of a rank, which the client asked for or which came because the rank has stopped."""
-        self._books.after.append(lambda: self._read_stack(task, frame))
+        self._ledger.after.append(lambda: self._read_stack(task, frame))
 
     def _read_stack(self, task: RankTask, frame: Frame) -> None:
         assert task.rank is not None
         said = json.loads(frame.body)
         stack = read_stack(task.rank, task.node, said["stack"], said["state"])
         stack.text()  # reads the files of the user's that it names: later, under the lock, they are known
-        with self._books:
+        with self._ledger:
             if task.id in task.gang.open and not task.gang.is_stopping:
                 self._on_stack(task, stack, said.get("stopped_s"))
 
@@ -236,16 +238,16 @@ class Gangs:
         """`stopped_s`: for how long the rank has stood still; None: the client asked for its stack."""
         gang = task.gang
         if stopped_s is None:
-            for asking, judge in ((gang.hang, self._judge_hang), (gang.late, self._judge_late)):
-                if asking is not None:
-                    asking.add(stack)
-                    if not asking.asked:
+            for questions, judge in ((gang.hang, self._judge_hang), (gang.late, self._judge_late)):
+                if questions is not None:
+                    questions.add(stack)
+                    if not questions.asked:
                         judge(gang.id, task.id)
         elif gang.hang is None and stack.waits_in:
             asked = self._ask(gang, will_end=gang.options.hang_timeout_s is not None)
             ended = tuple(sorted(gang.tasks.keys() - asked))
             gang.hang = Hang(first=stack, waited_s=stopped_s, asked=asked, ended=ended)
-            self._books.at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
+            self._ledger.at(_STACKS_LIMIT_S, self._judge_hang, gang.id, task.id)
 
     def _ask(self, gang: Gang, *, will_end: bool) -> set[int]:
         """Ask the ranks that have not ended for their stacks, and return their numbers."""
@@ -253,19 +255,19 @@ class Gangs:
         for rank, task in gang.tasks.items():
             if task.id in gang.open:
                 # To write the stacks of all threads may hurt a process that is well: only those that end next do.
-                self._books.tell(task.node, Kind.TAKE_STACK, task.id, lane=int(will_end))
+                self._ledger.tell(task.node, FrameKind.TAKE_STACK, task.id, lane=int(will_end))
                 asked.add(rank)
         return asked
 
     def _time_out(self, task_id: int, _: int) -> None:
         """Ask all ranks for their stacks: the time limit of one is that of the gang."""
-        task = self._books.tasks.get(task_id)
+        task = self._ledger.tasks.get(task_id)
         if not isinstance(task, RankTask) or task.is_cancelled:
             return
         gang = task.gang
         if gang.late is None and not gang.is_stopping and task.rank is not None:
             gang.late = Late(rank=task.rank, asked=self._ask(gang, will_end=True))
-            self._books.at(_STACKS_LIMIT_S, self._judge_late, gang.id, task.id)
+            self._ledger.at(_STACKS_LIMIT_S, self._judge_late, gang.id, task.id)
 
     def _judge_late(self, gang_id: int, task_id: int) -> None:
         gang = self._of_start(gang_id, task_id)

@@ -27,7 +27,7 @@ _OWN_WAITS = (
     "/torch/_inductor/",
 )
 """But in these it waits for processes of its own, a disk or a network."""
-_CALLER = "/skyward/slot/execute.py"
+_CALLER = "/skyward/node/slot/execute.py"
 _INTEGRATIONS = "/skyward/integrations/"
 _SESSION = f"{_INTEGRATIONS}base.py"
 _WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context", "error_handler")

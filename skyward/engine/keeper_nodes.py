@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import Unreachable
-from ..wire.frames import PROTOCOL_VERSION, Kind, pack
+from ..wire.frames import PROTOCOL_VERSION, FrameKind, pack
 
 if TYPE_CHECKING:
     from .dialler import CommandEnds
 
-__all__ = ["LocalNode", "Node", "RemoteNode", "node_of"]
+__all__ = ["LocalNode", "KeptNode", "RemoteNode", "node_of"]
 
 _RENEW_S = 15.0
 """Seconds between two signs of life at most; shorter leases need more."""
@@ -32,7 +32,7 @@ _DIAL_S = 30.0
 _BACKOFF_S = 0.25, 5.0
 
 
-class Node(Protocol):
+class KeptNode(Protocol):
     """What the keeper does with a node. Times are monotonic."""
 
     def fileno(self) -> int:
@@ -63,7 +63,7 @@ class Node(Protocol):
         ...
 
 
-def node_of(order: dict[str, Any]) -> Node:
+def node_of(order: dict[str, Any]) -> KeptNode:
     """Raises OSError: it has ended already."""
     if order["channel"]:
         return RemoteNode(order["channel"], order["lease_s"])
@@ -72,7 +72,7 @@ def node_of(order: dict[str, Any]) -> Node:
 
 def _hello() -> bytes:
     hello = {"version": PROTOCOL_VERSION, "role": "keeper", "pool": "", "pid": os.getpid()}
-    return pack(Kind.HELLO, body=json.dumps(hello).encode())
+    return pack(FrameKind.HELLO, body=json.dumps(hello).encode())
 
 
 class LocalNode:
@@ -95,10 +95,10 @@ class LocalNode:
     def tick(self, now: float) -> float:
         if now >= self._renewed + self._interval_s:
             self._renewed = now
-            self._send(Kind.LEASE)
+            self._send(FrameKind.LEASE)
         return self._renewed + self._interval_s
 
-    def _send(self, kind: Kind) -> None:
+    def _send(self, kind: FrameKind) -> None:
         with contextlib.suppress(OSError):
             self._connected().send(pack(kind), socket.MSG_DONTWAIT)
 
@@ -116,7 +116,7 @@ class LocalNode:
         return self._sock
 
     def end(self) -> None:
-        self._send(Kind.SHUTDOWN)
+        self._send(FrameKind.SHUTDOWN)
 
     @property
     def has_ended(self) -> bool:
@@ -182,7 +182,7 @@ class RemoteNode:
             if self._ends is None:
                 self._dial(now)
             else:
-                self._send(pack(Kind.LEASE), now)
+                self._send(pack(FrameKind.LEASE), now)
         if self._asked_at is None:
             return self._next_at
         return min(self._next_at, self._asked_at + (self._dead_s if self._has_spoken else _DIAL_S))
@@ -201,7 +201,7 @@ class RemoteNode:
             self._back_off(now)
             return
         self._has_spoken = False
-        self._send(_hello() + pack(Kind.SHUTDOWN if self._is_ending else Kind.LEASE), now)
+        self._send(_hello() + pack(FrameKind.SHUTDOWN if self._is_ending else FrameKind.LEASE), now)
 
     def _send(self, frames: bytes, now: float) -> None:
         """And ask for an answer. The socket has room for all that a node which answers is ever sent."""
@@ -209,7 +209,7 @@ class RemoteNode:
         self._next_at = now + self._interval_s
         if self._asked_at is None:
             self._asked_at = now
-        frames += pack(Kind.PING)
+        frames += pack(FrameKind.PING)
         try:
             if os.write(self._ends.write_fd, frames) < len(frames):
                 self._drop(now)
@@ -234,7 +234,7 @@ class RemoteNode:
         if self._ends is None:
             self._dial(now)
         else:
-            self._send(pack(Kind.SHUTDOWN), now)
+            self._send(pack(FrameKind.SHUTDOWN), now)
 
     def kill(self) -> None:
         """Its lease ends what could not be told."""

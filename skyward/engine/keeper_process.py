@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .keeper_nodes import LocalNode, Node, RemoteNode, node_of
+from .keeper_nodes import KeptNode, LocalNode, RemoteNode, node_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -46,7 +46,7 @@ class _Keeper:
     def __init__(self, client: int) -> None:
         self._client = client
         self._client_fd = _pidfd(client)
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, KeptNode] = {}
         self._guarded: dict[str, _Guarded] = {}
         self._rest = b""
         self._is_over = False
@@ -140,7 +140,7 @@ def _poll(fds: list[int], wait_s: float) -> set[int]:
     return {fd for fd, _ in poll.poll(wait_s * 1000)}
 
 
-def _end_all(nodes: list[Node]) -> None:
+def _end_all(nodes: list[KeptNode]) -> None:
     for node in nodes:
         node.end()
     deadline = time.monotonic() + _END_LIMIT_S

@@ -13,24 +13,24 @@ from typing import Any
 from ..calls.futures import Future, refuse_to_wait, this_thread
 from ..core import interrupts
 from ..wire import pull
-from .ledger import Books
-from .link import LEAD_S, Line, NodeLink, Readable
-from .task_sender import Sending
+from .ledger import Ledger
+from .link import LEAD_S, DirectLine, NodeLink, Readable
+from .task_dispatcher import TaskDispatcher
 from .tasks import Task
 
-__all__ = ["Leading"]
+__all__ = ["Leader"]
 
 
-class Leading:
+class Leader:
     """Let waiting callers do the work of the I/O thread.
 
     Args:
         read: handles the frames that have come by a channel, in the calling thread.
     """
 
-    def __init__(self, books: Books, sending: Sending, read: Callable[[Readable], None]) -> None:
-        self._books = books
-        self._sending = sending
+    def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher, read: Callable[[Readable], None]) -> None:
+        self._ledger = ledger
+        self._dispatcher = dispatcher
         self._read_channel = read
         self.can_pull = pull.is_possible()
         """Whether slots can read this process's memory, as far as known."""
@@ -43,7 +43,7 @@ class Leading:
         """Whether a call would probably go on a direct line now, to a slot that can read this process's memory."""
         if not self.can_pull or not self.is_idle:
             return False
-        return all(link.line is not None for link in tuple(self._books.links.values()))
+        return all(link.line is not None for link in tuple(self._ledger.links.values()))
 
     def stop_pulling(self) -> None:
         """Send all buffers from now on: a slot was not allowed to read this process's memory."""
@@ -59,19 +59,19 @@ class Leading:
         try:
             self._submit_and_lead(task, future, nodes)
         except BaseException:  # Ctrl-C: the caller never gets the future
-            with self._books:
-                self._sending.cancel(task.id)
+            with self._ledger:
+                self._dispatcher.cancel(task.id)
             raise
 
     def _submit_and_lead(self, task: Task, future: Future[Any], nodes: tuple[int, ...] | None) -> None:
         led: Readable | None = None
         interrupts.hold()
         try:
-            with self._books:
+            with self._ledger:
                 if self.is_idle:
                     led = self._take(task.id, self._submit_alone(task, nodes))
                 else:
-                    self._sending.submit(task, nodes)
+                    self._dispatcher.submit(task, nodes)
             if led is not None:
                 self._read(led, future)
         finally:
@@ -86,8 +86,8 @@ class Leading:
         led: Readable | None = None
         interrupts.hold()
         try:
-            with self._books.lock:
-                link = self._books.links.get(self._books.scheduler.node_of(task_id) or 0)
+            with self._ledger.lock:
+                link = self._ledger.links.get(self._ledger.scheduler.node_of(task_id) or 0)
                 if link is not None and link.on_line == task_id and link.line is not None and not link.line.is_led:
                     led = self._take(task_id, link)
             if led is not None:
@@ -97,25 +97,25 @@ class Leading:
                 self._give_up(led, future)
             interrupts.let_go()
 
-    # For the engine, while the books are open -----------------------------------------------------------------------
+    # For the engine, with the ledger locked -----------------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is open and callers may read channels."""
-        books = self._books
-        return books.watcher.can_lead and not books.tasks and not books.gangs
+        ledger = self._ledger
+        return ledger.watcher.can_lead and not ledger.tasks and not ledger.gangs
 
     def submit_unled(self, task: Task) -> None:
         """Submit the only open task, which nobody waits for yet; see `lead`."""
         link = self._submit_alone(task, None)
         if link is not None and link.line is not None and link.on_line == task.id:
-            self._books.watcher.add(link.line)  # until somebody waits for the value
+            self._ledger.watcher.add(link.line)  # until somebody waits for the value
             self._unled = task.id
 
     def _submit_alone(self, task: Task, nodes: tuple[int, ...] | None) -> NodeLink | None:
         """Submit the only open task, by a direct line if possible. Returns the link to its node."""
-        self._sending.submit(task, nodes, is_alone=True)
-        return self._books.links.get(self._books.scheduler.node_of(task.id) or 0)
+        self._dispatcher.submit(task, nodes, is_alone=True)
+        return self._ledger.links.get(self._ledger.scheduler.node_of(task.id) or 0)
 
     # Reading --------------------------------------------------------------------------------------------------------
 
@@ -125,17 +125,17 @@ class Leading:
         led: Readable = link
         if link.on_line == task_id and link.line is not None:
             led = link.line
-            self._books.watcher.remove(led)  # nobody but callers reads a line, as long as their calls are short
+            self._ledger.watcher.remove(led)  # nobody but callers reads a line, as long as their calls are short
         led.is_led = True
-        self._books.watcher.update(led)
+        self._ledger.watcher.update(led)
         return led
 
     def _give_up(self, led: Readable, future: Future[Any]) -> None:
-        with self._books.lock:
+        with self._ledger.lock:
             led.is_led = False
-            if isinstance(led, Line) and not future.done() and led.channel.fileno() >= 0:
-                self._books.watcher.add(led)
-            self._books.watcher.update(led)
+            if isinstance(led, DirectLine) and not future.done() and led.channel.fileno() >= 0:
+                self._ledger.watcher.add(led)
+            self._ledger.watcher.update(led)
 
     def _read(self, link: Readable, future: Future[Any]) -> None:
         deadline = time.monotonic() + LEAD_S

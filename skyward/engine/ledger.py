@@ -1,6 +1,6 @@
 """The state that all parts of an engine share, under one lock: open tasks and gangs, links to nodes, the scheduler.
 
-A block `with books:` opens them: no other thread changes them meanwhile. At its end the frames that it queued are
+A block `with ledger:` locks it: no other thread changes it meanwhile. At its end the frames that it queued are
 sent, and then, without the lock, the callbacks that it queued are called. Code in such a block is short and does no
 I/O that can block.
 """
@@ -23,14 +23,14 @@ from .link import NodeLink, Readable
 from .tasks import Loss, Task
 from .watcher import Watcher
 
-__all__ = ["Books"]
+__all__ = ["Ledger"]
 
 _LONGEST_WAIT_S = 3600.0
 """A selector refuses to wait for weeks; waking up once an hour costs nothing."""
 
 
-class Books:
-    """Shared state; see the module. Use it while the books are open, or under `lock`, unless it says otherwise.
+class Ledger:
+    """Shared state; see the module. Use it inside `with ledger:`, or under `lock`, unless it says otherwise.
 
     As a block it is cheaper than a generator, and nests: only the end of the outermost block sends and tells.
     """
@@ -83,7 +83,7 @@ class Books:
             interrupts.let_go()
 
     def forget_in_child(self) -> None:
-        """Close the books in a forked child, without the lock: the thread that held it is not here."""
+        """Close the ledger in a forked child, without the lock: the thread that held it is not here."""
         self.is_open = False
         self.lock = threading.RLock()
         self.idle = threading.Condition(self.lock)

@@ -17,7 +17,7 @@ from typing import Any
 from ..core import interrupts
 from ..wire.blobs import Blob, default_limit, has_room_for_files
 from ..wire.channel import BLOBS, Channel, ChannelClosed
-from ..wire.frames import Frame, Kind, pack
+from ..wire.frames import Frame, FrameKind, pack
 from ..wire.layout import parse
 from ..wire.nested_calls import IS_NESTED
 from ..wire.payloads import Encoded
@@ -26,7 +26,7 @@ from ..wire.tasks import Mode, pack_task
 from .dialler import Dialler
 from .tasks import Received, Task, WireFunction
 
-__all__ = ["LEAD_S", "AnyChannel", "Line", "NodeLink", "Readable"]
+__all__ = ["LEAD_S", "AnyChannel", "DirectLine", "NodeLink", "Readable"]
 
 AnyChannel = Channel | StreamChannel
 
@@ -70,7 +70,7 @@ class Readable:
         self.pongs = 0
         """Of its channel, as far as the scheduler was told of the round trip."""
         self.is_led = False
-        """A caller reads the channel itself; see `cluster.leading`."""
+        """A caller reads the channel itself; see `engine.leader`."""
         self.reading = threading.Lock()
         self.is_narrow = False
         """More channels would bring more, once there is much to bring."""
@@ -105,7 +105,7 @@ class Readable:
         self.is_blocked = not self.channel.flush()
 
 
-class Line(Readable):
+class DirectLine(Readable):
     """The direct line to a node's first slot: one short call at a time goes there with no agent in between.
 
     The agent learns of the call only when it must (HOLD): when another task comes to the node, when the call is
@@ -150,19 +150,19 @@ class Line(Readable):
     def send_task(self, task: Task) -> None:
         """Raises ChannelClosed: nothing was sent."""
         digest = task.function.digest
-        frame = pack(Kind.TASK, task.id, pack_task(task.head, task.payload.body))
+        frame = pack(FrameKind.TASK, task.id, pack_task(task.head, task.payload.body))
         if digest not in self._functions:
             self._functions.add(digest)
-            frame = pack(Kind.FUNCTION, body=digest + task.function.payload.body) + frame
-            if len(self._functions) > _FUNCTION_COUNT:  # all of them: the agent's books are the ones that choose
+            frame = pack(FrameKind.FUNCTION, body=digest + task.function.payload.body) + frame
+            if len(self._functions) > _FUNCTION_COUNT:  # all of them: the agent decides which it keeps
                 dropped = [known for known in self._functions if known != digest]
                 self._functions = {digest}
-                frame = b"".join(pack(Kind.DROP_FUNCTION, body=known) for known in dropped) + frame
+                frame = b"".join(pack(FrameKind.DROP_FUNCTION, body=known) for known in dropped) + frame
         self.is_blocked = not self.channel.send(frame)
 
 
 class NodeLink(Readable):
-    """Frames to one agent, and the books of what was sent to it. Used under the engine's lock.
+    """Frames to one agent, and the record of what was sent to it. Used under the engine's lock.
 
     Blobs stay on the node for the next call that needs them, up to `blob_limit` bytes; those of calls that have not
     ended are never dropped.
@@ -181,9 +181,9 @@ class NodeLink(Readable):
         self.dialler = dialler
         """What makes its channel anew; None: a socket of this machine."""
         self.stripes = 1
-        """How many channels its link should have; see `cluster.width`."""
+        """How many channels its link should have; see `engine.width`."""
         self.may_widen = dialler is not None and bool(facts.get("can_stripe"))
-        self.line: Line | None = None
+        self.line: DirectLine | None = None
         self.on_line: int = 0
         """The task that was sent on a line and has not ended; 0: none."""
         self._its_line = 0
@@ -215,7 +215,7 @@ class NodeLink(Readable):
         """Tell the agent of the task that is on a line, if there is one."""
         if self.on_line and not self.is_held:
             self.is_held = True
-            self.channel.queue(Kind.HOLD, self.on_line, self._its_line.to_bytes(8, "little"))
+            self.channel.queue(FrameKind.HOLD, self.on_line, self._its_line.to_bytes(8, "little"))
 
     def send_task(self, task: Task) -> None:
         """The task and what it stands on that is not there yet. Raises OSError: it was not sent, for want of room."""
@@ -226,7 +226,7 @@ class NodeLink(Readable):
         except OSError:
             self._functions[task.function.digest].users -= 1
             raise
-        self.channel.queue(Kind.TASK, task.id, pack_task(task.head, task.payload.body))
+        self.channel.queue(FrameKind.TASK, task.id, pack_task(task.head, task.payload.body))
 
     def _hold_blobs(self, blobs: tuple[Blob, ...]) -> None:
         """All of them, or, where that raises OSError, none."""
@@ -241,7 +241,7 @@ class NodeLink(Readable):
         known = self._functions.get(function.digest)
         if known is None:
             self._hold_blobs(function.payload.blobs)  # as long as it is known: slots that start later need them too
-            self.channel.queue(Kind.FUNCTION, body=function.digest + function.payload.body)
+            self.channel.queue(FrameKind.FUNCTION, body=function.digest + function.payload.body)
             known = self._functions[function.digest] = _Function(function.payload.blobs)
         known.users += 1
         self._functions.move_to_end(function.digest)
@@ -250,7 +250,7 @@ class NodeLink(Readable):
         """The task has ended, or goes elsewhere: what it stood on may be dropped."""
         if task.id == self.on_line:
             if self.is_held:
-                self.channel.queue(Kind.UNHOLD, task.id)
+                self.channel.queue(FrameKind.UNHOLD, task.id)
             self.on_line, self.is_held = 0, False
             return
         if task.payload.blobs:
@@ -267,13 +267,13 @@ class NodeLink(Readable):
             if not function.users:
                 del self._functions[digest]
                 self.release_blobs(function.blobs)
-                self.channel.queue(Kind.DROP_FUNCTION, body=digest)
+                self.channel.queue(FrameKind.DROP_FUNCTION, body=digest)
                 return
 
     def send_stream_item(self, ident: int, lane: int, item: Encoded) -> None:
         """Send an item behind its blobs, in its turn: all of a stream has the priority of blobs. Raises OSError."""
         self._hold_blobs(item.blobs)
-        self.channel.queue(Kind.IN_ITEM, ident, item.body, lane=lane, priority=BLOBS)
+        self.channel.queue(FrameKind.IN_ITEM, ident, item.body, lane=lane, priority=BLOBS)
         self.release_blobs(item.blobs)  # the agent has passed them on before it can be told to drop them
 
     def end_stream(self, kind: int, ident: int, lane: int) -> None:
@@ -288,7 +288,7 @@ class NodeLink(Readable):
             self._blobs.move_to_end(blob.digest)
             return
         body = blob.digest + blob.size.to_bytes(8, "little") + _BLOB_BODY_TAIL
-        self.channel.queue(Kind.BLOB, 0, body, blob=blob, priority=BLOBS)
+        self.channel.queue(FrameKind.BLOB, 0, body, blob=blob, priority=BLOBS)
         self._blobs[blob.digest] = [blob.size, 1]
         self._blob_bytes += blob.size
         self._drop_oldest()
@@ -309,7 +309,7 @@ class NodeLink(Readable):
             if not users:
                 del self._blobs[digest]
                 self._blob_bytes -= size
-                self.channel.queue(Kind.DROP_BLOB, body=digest, priority=BLOBS)
+                self.channel.queue(FrameKind.DROP_BLOB, body=digest, priority=BLOBS)
 
     def _is_within_limits(self) -> bool:
         return self._blob_bytes <= self._blob_limit and len(self._blobs) <= self._blob_count
@@ -337,7 +337,7 @@ class NodeLink(Readable):
     def receive(self) -> Iterator[Frame]:
         """Frames of one read; blobs are put aside for the frame that needs them."""
         for frame in self.channel.receive():
-            if frame.kind == Kind.BLOB:
+            if frame.kind == FrameKind.BLOB:
                 size = int.from_bytes(frame.body[16:24], "little")
                 is_of_call = frame.ident & IS_NESTED
                 arrived = self._of_calls.setdefault(frame.ident, {}) if is_of_call else self._arrived

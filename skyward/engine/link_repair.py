@@ -12,15 +12,15 @@ from ..wire.ends import Ends
 from .dialler import LINK_TIMES, Forgotten
 from .direct_lines import DirectLines
 from .gang import RankTask
-from .ledger import Books
+from .ledger import Ledger
 from .link import NodeLink
-from .nodes import Nodes
-from .task_events import TaskTeller
-from .task_sender import Sending
+from .nodes import NodeLinks
+from .task_dispatcher import TaskDispatcher
+from .task_events import TaskEvents
 from .tasks import Task, loss_error
 from .threads import in_words, start_thread
 
-__all__ = ["Faults"]
+__all__ = ["LinkRepair"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,28 +29,28 @@ _REPLACEMENT_TRIES = 3
 _LOOK_S = 0.2
 
 
-class Faults:
+class LinkRepair:
     """Repair links that break, and replace nodes that are lost or are about to be.
 
     Args:
-        on_lost: called with the number of each node that is lost, behind its tasks, while the books are open.
+        on_lost: called with the number of each node that is lost, behind its tasks, with the ledger locked.
     """
 
     def __init__(
         self,
-        books: Books,
+        ledger: Ledger,
         lines: DirectLines,
-        sending: Sending,
-        nodes: Nodes,
-        teller: TaskTeller,
+        dispatcher: TaskDispatcher,
+        nodes: NodeLinks,
+        task_events: TaskEvents,
         *,
         on_lost: Sequence[Callable[[int], object]],
     ) -> None:
-        self._books = books
+        self._ledger = ledger
         self._lines = lines
-        self._sending = sending
+        self._dispatcher = dispatcher
         self._nodes = nodes
-        self._teller = teller
+        self._task_events = task_events
         self._on_lost = on_lost
         self.source: Machines | None = None
         """Source of replacements for lost machines; None: there are none."""
@@ -62,13 +62,13 @@ class Faults:
         if link.dialler is None:
             self._node_gone(link, Gone(reason=why))
             return
-        with self._books:
-            if not self._books.is_open or not link.channel.is_attached:
+        with self._ledger:
+            if not self._ledger.is_open or not link.channel.is_attached:
                 return
             self._nodes.unwatch(link)
             ends = link.channel.release()
-            self._teller.link_lost(link.node, why)
-            self._sending.perform(self._books.scheduler.node_paused(link.node))
+            self._task_events.link_lost(link.node, why)
+            self._dispatcher.perform(self._ledger.scheduler.node_paused(link.node))
         start_thread(
             lambda: self._reconnect(link, ends),
             name="skyward-reconnect",
@@ -82,7 +82,7 @@ class Faults:
         assert link.dialler is not None
         if ends is not None:
             ends.close()
-        deadline = link.channel.heard_at + self._books.machines[link.node].lease_s + LINK_TIMES.margin_s
+        deadline = link.channel.heard_at + self._ledger.machines[link.node].lease_s + LINK_TIMES.margin_s
         try:
             made, facts = link.dialler.dial_until(deadline, LINK_TIMES, lambda: self._why_gone(link.node))
         except Forgotten as error:
@@ -91,17 +91,17 @@ class Faults:
         except (NodeError, InternalError) as error:
             self._node_gone(link, Gone(reason=str(error)))
             return
-        with self._books:
-            if not self._books.is_open or self._books.links.get(link.node) is not link:
-                self._books.after.append(made.close)
+        with self._ledger:
+            if not self._ledger.is_open or self._ledger.links.get(link.node) is not link:
+                self._ledger.after.append(made.close)
                 return
             link.dialler.channel.attach(made, facts["received"])
             link.follow()
             link.may_widen = bool(facts.get("can_stripe"))
             self._nodes.watch(link)
-            self._teller.link_restored(link.node)
-            self._sending.perform(self._books.scheduler.node_resumed(link.node))
-        self._books.watcher.wake()
+            self._task_events.link_restored(link.node)
+            self._dispatcher.perform(self._ledger.scheduler.node_resumed(link.node))
+        self._ledger.watcher.wake()
 
     def _why_gone(self, node: int) -> Gone | None:
         try:
@@ -112,26 +112,26 @@ class Faults:
     # Lost nodes -----------------------------------------------------------------------------------------------------
 
     def _node_gone(self, link: NodeLink, gone: Gone) -> None:
-        with self._books:  # closed under the lock: another thread may be about to write to it
+        with self._ledger:  # closed under the lock: another thread may be about to write to it
             self._lines.drop(link)
             self._nodes.unwatch(link)
             if link.dialler is None:
                 link.close()
             else:
-                self._books.after.append(link.close)
-            if not self._books.is_open:
+                self._ledger.after.append(link.close)
+            if not self._ledger.is_open:
                 return
             node = link.node
-            if self._books.links.get(node) is link:
-                del self._books.links[node]
-            self._books.taken_back.discard(node)
+            if self._ledger.links.get(node) is link:
+                del self._ledger.links[node]
+            self._ledger.taken_back.discard(node)
             if gone.is_preempted:
-                self._books.taken_back.add(node)
+                self._ledger.taken_back.add(node)
             will_return = self.source is not None
-            self._teller.node_lost(node, will_return=will_return, reason=gone.reason)
-            for task in list(self._books.tasks.values()):
+            self._task_events.node_lost(node, will_return=will_return, reason=gone.reason)
+            for task in list(self._ledger.tasks.values()):
                 self._lose(task, node)
-            self._sending.perform(self._books.scheduler.node_lost(node, will_return=will_return))
+            self._dispatcher.perform(self._ledger.scheduler.node_lost(node, will_return=will_return))
             for is_told in self._on_lost:
                 is_told(node)
         if will_return:
@@ -143,9 +143,9 @@ class Faults:
 
     def on_notice(self, node: int, notice: bytes) -> None:
         """Send nothing new to a node whose machine will be taken, and look for another machine."""
-        self._teller.preemption_notice(node, notice)
-        self._sending.perform(self._books.scheduler.node_leaving(node))
-        link = self._books.links.get(node)
+        self._task_events.preemption_notice(node, notice)
+        self._dispatcher.perform(self._ledger.scheduler.node_leaving(node))
+        link = self._ledger.links.get(node)
         if self.source is not None and link is not None:
             start_thread(
                 lambda: self._relieve(link),
@@ -164,10 +164,10 @@ class Faults:
             _log.warning("node %d: no other machine yet: %s", link.node, in_words(error))
             return
         while is_ready:
-            with self._books.lock:
-                if not self._books.is_open or self._books.links.get(link.node) is not link:
+            with self._ledger.lock:
+                if not self._ledger.is_open or self._ledger.links.get(link.node) is not link:
                     return  # it is gone already
-                if self._books.scheduler.is_idle(link.node):
+                if self._ledger.scheduler.is_idle(link.node):
                     break
             time.sleep(_LOOK_S)
         if is_ready:
@@ -177,23 +177,23 @@ class Faults:
         """Fail the tasks of a lost node that cannot be retried, before the scheduler decides about the others."""
         if isinstance(task, RankTask):
             if task.node == node:
-                self._sending.forget(task)
-                loss = self._books.node_loss(node, started=True)
-                self._books.after.append(lambda: task.on_lost(loss))
+                self._dispatcher.forget(task)
+                loss = self._ledger.node_loss(node, started=True)
+                self._ledger.after.append(lambda: task.on_lost(loss))
             return
-        if self._books.scheduler.node_of(task.id) != node:
+        if self._ledger.scheduler.node_of(task.id) != node:
             return
-        loss = self._books.node_loss(node, started=None)
+        loss = self._ledger.node_loss(node, started=None)
         if task.is_cancelled or task.handles_loss or not task.may_move:
-            self._sending.forget(task)
-            self._books.scheduler.drop(task.id)
+            self._dispatcher.forget(task)
+            self._ledger.scheduler.drop(task.id)
             if task.handles_loss:
-                self._books.after.append(lambda: task.on_lost(loss))
+                self._ledger.after.append(lambda: task.on_lost(loss))
             elif not task.is_cancelled:
                 error = loss_error(loss, task.name)
-                self._books.after.append(lambda: task.on_failed(error))
+                self._ledger.after.append(lambda: task.on_failed(error))
         else:
-            self._books.losses[task.id] = loss
+            self._ledger.losses[task.id] = loss
 
     def _replace(self, node: int) -> None:
         """Get another machine, in a separate thread, or give up on the node."""
@@ -203,7 +203,7 @@ class Faults:
         try:
             for tries_left in range(_REPLACEMENT_TRIES - 1, -1, -1):
                 machine = self.source.replace(node)
-                if machine is None or not self._books.is_open:
+                if machine is None or not self._ledger.is_open:
                     break
                 try:
                     link = self._nodes.opener.open(machine)
@@ -213,35 +213,35 @@ class Faults:
                         raise
         except Exception as error:  # the node's calls are told NodeLost; why there is no other node is told here
             self._give_up(node, error)
-        with self._books:
-            if not self._books.is_open:
+        with self._ledger:
+            if not self._ledger.is_open:
                 if link is not None:
-                    self._books.after.append(link.close)
+                    self._ledger.after.append(link.close)
                 return
             if machine is None or link is None:
-                self._teller.node_lost(node, will_return=False)
-                self._sending.perform(self._books.scheduler.node_lost(node, will_return=False))
+                self._task_events.node_lost(node, will_return=False)
+                self._dispatcher.perform(self._ledger.scheduler.node_lost(node, will_return=False))
                 return
-            self._books.machines[node] = machine
-            self._books.links[node] = link
+            self._ledger.machines[node] = machine
+            self._ledger.links[node] = link
             self._nodes.up(machine)
-            self._teller.node_replaced(node)
-        self._books.watcher.wake()
+            self._task_events.node_replaced(node)
+        self._ledger.watcher.wake()
 
     def _not_replaced(self, node: int, error: BaseException) -> None:
         """Give up on a node whose replacement failed unexpectedly, so that no call waits for it."""
         self._give_up(node, error)
-        with self._books:
-            if self._books.is_open:
-                link = self._books.links.pop(node, None)
+        with self._ledger:
+            if self._ledger.is_open:
+                link = self._ledger.links.pop(node, None)
                 if link is not None:
                     self._nodes.unwatch(link)
-                    self._books.after.append(link.close)
-                self._teller.node_lost(node, will_return=False)
-                self._sending.perform(self._books.scheduler.node_lost(node, will_return=False))
+                    self._ledger.after.append(link.close)
+                self._task_events.node_lost(node, will_return=False)
+                self._dispatcher.perform(self._ledger.scheduler.node_lost(node, will_return=False))
 
     def _give_up(self, node: int, error: BaseException) -> None:
-        if not self._books.is_open:
+        if not self._ledger.is_open:
             return  # the pool ends what there is
         assert self.source is not None
         _log.error("node %d could not be replaced: %s", node, in_words(error))

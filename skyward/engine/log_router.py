@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..console.logs import Lines
+from ..console.logs import LogLines
 from ..core.printable import coloured
 from ..values.machine import LogLine
 from .tasks import Task
@@ -65,7 +65,7 @@ class LogRouter:
     applied to it.
     """
 
-    def __init__(self, lines: Lines | None, mask: Callable[[str], str] | None = None) -> None:
+    def __init__(self, lines: LogLines | None, mask: Callable[[str], str] | None = None) -> None:
         self._sink = lines
         self._mask = mask
         self._partial: dict[_Key, _Partial] = {}

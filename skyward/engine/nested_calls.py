@@ -20,17 +20,17 @@ from ..schedule.actions import Refuse
 from ..wire.blobs import Blob, blob_digest, content_digest
 from ..wire.channel import BLOBS, CONTROL
 from ..wire.failures import encode_exception
-from ..wire.frames import Frame, Kind
+from ..wire.frames import Frame, FrameKind
 from ..wire.layout import HEAD, PICKLE_IS_BLOB, REFERENCE
-from ..wire.nested_calls import NestedCall, Outcome, message_of, packed, payload_in
+from ..wire.nested_calls import NestedCall, NestedOutcome, message_of, packed, payload_in
 from ..wire.payloads import Encoded
 from ..wire.tasks import CallKind
 from .builder import PackedCall, TaskBuilder
 from .gang import Gang, RankTask
 from .gangs import Gangs
-from .ledger import Books
+from .ledger import Ledger
 from .link import NodeLink, Readable
-from .task_sender import Sending
+from .task_dispatcher import TaskDispatcher
 from .tasks import Received, Task, TaskFailure, WireFunction, cannot_send
 from .threads import in_words
 
@@ -42,7 +42,7 @@ _JOIN_S = 5.0
 
 
 @dataclass(eq=False, kw_only=True)
-class _Call:
+class _OpenCall:
     """An open call. `node`: where the task that made it runs. `child`: the task or gang that it became."""
 
     number: int
@@ -75,28 +75,28 @@ class _NestedTask(Task):
 class NestedCalls:
     """Make tasks and gangs of the calls that tasks make, and send back what comes of them."""
 
-    def __init__(self, books: Books, sending: Sending, gangs: Gangs, builder: TaskBuilder) -> None:
-        self._books = books
-        self._sending = sending
+    def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher, gangs: Gangs, builder: TaskBuilder) -> None:
+        self._ledger = ledger
+        self._dispatcher = dispatcher
         self._gangs = gangs
         self._builder = builder
-        sending.handlers[Refuse] = self._refuse
-        sending.on_ended.append(self._ended)
-        sending.on_cancelled.append(self._ended)
-        self._calls: dict[int, _Call] = {}
+        dispatcher.handlers[Refuse] = self._refuse
+        dispatcher.on_ended.append(self._ended)
+        dispatcher.on_cancelled.append(self._ended)
+        self._calls: dict[int, _OpenCall] = {}
         self._by_parent: dict[int, dict[int, None]] = {}
         """In the order of the calls."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    # While the books are open -----------------------------------------------------------------------------------------
+    # With the ledger locked -----------------------------------------------------------------------------------------
 
     def on_call(self, link: Readable, frame: Frame) -> None:
         """Take a call that a task makes."""
         if not isinstance(link, NodeLink):
             return
         blobs = link.blobs_of_call(frame.ident)
-        call = self._calls[frame.ident] = _Call(number=frame.ident, node=link.node)
+        call = self._calls[frame.ident] = _OpenCall(number=frame.ident, node=link.node)
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="skyward-nested", daemon=True)
             try:
@@ -128,7 +128,7 @@ class NestedCalls:
     def _refuse(self, action: Refuse) -> None:
         """Fail a call that could never start."""
         nodes = ", ".join(map(str, sorted(action.nodes)))
-        task, gang = self._books.tasks.get(action.call), self._books.gangs.get(action.call)
+        task, gang = self._ledger.tasks.get(action.call), self._ledger.gangs.get(action.call)
         name = task.name if task is not None else gang.name if gang is not None else "?"
         error = UsageError(
             f"{name!r} could never run: all slots that it may go to (of node {nodes}) are held by tasks that wait for "
@@ -136,11 +136,11 @@ class NestedCalls:
             "roles={...}, or give the pool more slots (concurrency=)"
         )
         if task is not None:
-            self._sending.forget(task)
-            self._books.after.append(lambda: task.on_failed(error))
+            self._dispatcher.forget(task)
+            self._ledger.after.append(lambda: task.on_failed(error))
         elif gang is not None:
             self._gangs.drop(gang)
-            self._books.after.append(lambda: gang.future.settle_error(error))
+            self._ledger.after.append(lambda: gang.future.settle_error(error))
 
     def close(self) -> None:
         self._inbox.put(None)
@@ -150,7 +150,7 @@ class NestedCalls:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
-    def _take(self, number: int) -> _Call | None:
+    def _take(self, number: int) -> _OpenCall | None:
         call = self._calls.pop(number, None)
         if call is not None:
             siblings = self._by_parent.get(call.parent, {})
@@ -167,31 +167,31 @@ class NestedCalls:
     def _cancel(self, number: int) -> None:
         call = self._take(number)
         if call is not None:
-            self._reply(call, packed(Outcome("cancelled"), ()))
+            self._reply(call, packed(NestedOutcome("cancelled"), ()))
             self._stop(call)
 
-    def _stop(self, call: _Call) -> None:
-        """Stop the task or gang of a call, once the books are closed and everything queued has been sent."""
+    def _stop(self, call: _OpenCall) -> None:
+        """Stop the task or gang of a call, once the ledger is closed and everything queued has been sent."""
         call.is_cancelled = True
         if call.child:
-            self._books.after.append(lambda: self._cancel_child(call.child, is_gang=call.is_gang))
+            self._ledger.after.append(lambda: self._cancel_child(call.child, is_gang=call.is_gang))
 
     def _cancel_child(self, child: int, *, is_gang: bool) -> None:
-        with self._books:
-            (self._gangs if is_gang else self._sending).cancel(child)
+        with self._ledger:
+            (self._gangs if is_gang else self._dispatcher).cancel(child)
 
-    def _reply(self, call: _Call, message: Encoded) -> None:
-        link = self._books.links.get(call.node)
+    def _reply(self, call: _OpenCall, message: Encoded) -> None:
+        link = self._ledger.links.get(call.node)
         if link is None:
             return
         try:
             for blob in message.blobs:
                 body = blob.digest + blob.size.to_bytes(8, "little") + bytes(8)
-                link.channel.queue(Kind.BLOB, call.number, body, blob=blob, priority=BLOBS)
+                link.channel.queue(FrameKind.BLOB, call.number, body, blob=blob, priority=BLOBS)
         except OSError as error:  # this call gets no value; the others go on
             message = _message("error", cannot_send("its value", error))
-        link.channel.queue(Kind.OUTCOME, call.number, message.body, priority=BLOBS if message.blobs else CONTROL)
-        self._books.dirty.add(link)
+        link.channel.queue(FrameKind.OUTCOME, call.number, message.body, priority=BLOBS if message.blobs else CONTROL)
+        self._ledger.dirty.add(link)
 
     # The thread ------------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class NestedCalls:
                 _log.error("a call of a task: %s", in_words(error))
             del work  # it holds arrays
 
-    def _begin(self, call: _Call, body: bytes, blobs: Mapping[bytes, Blob]) -> None:
+    def _begin(self, call: _OpenCall, body: bytes, blobs: Mapping[bytes, Blob]) -> None:
         try:
             asked = NestedCall(*message_of(body, blobs))
             packed_call = PackedCall(
@@ -214,7 +214,7 @@ class NestedCalls:
             )
             make = self._gang_of if asked.kind == CallKind.GANG else self._task_of
             submit = make(call, asked, packed_call)
-            with self._books:
+            with self._ledger:
                 if self._adopt(call, asked.parent):
                     submit()
         except SkywardError as error:
@@ -222,10 +222,10 @@ class NestedCalls:
         except BaseException as error:  # unpickling what the user gave: any exception can come
             self._settle(call.number, "error", UsageError(f"the call cannot be made: {in_words(error)}"))
 
-    def _adopt(self, call: _Call, parent: int) -> bool:
+    def _adopt(self, call: _OpenCall, parent: int) -> bool:
         """Tie a call to the task that made it. False: nobody wants it any longer."""
-        task = self._books.tasks.get(parent)
-        if call.is_cancelled or call.number not in self._calls or not self._books.is_open:
+        task = self._ledger.tasks.get(parent)
+        if call.is_cancelled or call.number not in self._calls or not self._ledger.is_open:
             return False
         if task is None or task.is_cancelled:
             self._cancel(call.number)
@@ -234,7 +234,7 @@ class NestedCalls:
         self._by_parent.setdefault(parent, {})[call.number] = None
         return True
 
-    def _task_of(self, call: _Call, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
+    def _task_of(self, call: _OpenCall, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
         task = self._builder.task(
             _NestedTask,
             self._builder.next_id(),
@@ -247,11 +247,11 @@ class NestedCalls:
 
         def submit() -> None:
             call.child = task.id
-            self._sending.submit(task, asked.nodes, parent=self._holder(call.parent))
+            self._dispatcher.submit(task, asked.nodes, parent=self._holder(call.parent))
 
         return submit
 
-    def _gang_of(self, call: _Call, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
+    def _gang_of(self, call: _OpenCall, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:
         gang = self._builder.gang(
             packed_call,
             pickle.loads(asked.launch),
@@ -275,7 +275,7 @@ class NestedCalls:
 
     def _holder(self, parent: int) -> int:
         """Return what holds the slots of a calling task: the task itself, or the gang whose rank it is."""
-        task = self._books.tasks[parent]
+        task = self._ledger.tasks[parent]
         return task.gang.id if isinstance(task, RankTask) else parent
 
     # What comes of them ----------------------------------------------------------------------------------------------
@@ -290,9 +290,9 @@ class NestedCalls:
             message = _message(what, came)
         except BaseException as error:  # no room for a copy, say
             message = _message("error", InternalError(f"a value could not be passed on: {in_words(error)}"))
-        with self._books:
+        with self._ledger:
             call = self._take(number)
-            if call is not None and self._books.is_open:
+            if call is not None and self._ledger.is_open:
                 self._reply(call, message)
 
 
@@ -303,11 +303,11 @@ def _message(what: str, came: Any) -> Encoded:
         return _of_gang(came)
     if what == "failed":
         fields = (came.failure, came.where, came.node, came.task, came.log_tail)
-        return packed(Outcome("failed", (pickle.dumps(fields),)), ())
+        return packed(NestedOutcome("failed", (pickle.dumps(fields),)), ())
     data, reason = encode_exception(came)
     if data is None:
         data, _ = encode_exception(InternalError(f"{type(came).__name__}: {came} (it cannot be sent: {reason})"))
-    return packed(Outcome("error", (data or b"",)), ())
+    return packed(NestedOutcome("error", (data or b"",)), ())
 
 
 def _of_gang(gang: Gang) -> Encoded:
@@ -322,7 +322,7 @@ def _of_gang(gang: Gang) -> Encoded:
 
 def _of_values(status: str, values: list[Received]) -> Encoded:
     passed = [_passed_on(value) for value in values]
-    return packed(Outcome(status, tuple(p.body for p in passed)), [blob for p in passed for blob in p.blobs])
+    return packed(NestedOutcome(status, tuple(p.body for p in passed)), [blob for p in passed for blob in p.blobs])
 
 
 def _passed_on(value: Received) -> Encoded:

@@ -1,6 +1,6 @@
 """Nodes: a link to each agent, opened, watched and closed, and the facts about its machine.
 
-`faults` repairs links that break.
+`link_repair` repairs links that break.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..events import Emit, NodeReady
-from ..values.launch import Launch
+from ..values.launch import ProcessLaunch
 from ..values.machine import Machine
 from ..values.topology import AcceleratorInfo
-from ..wire.frames import Kind
+from ..wire.frames import FrameKind
 from ..wire.tasks import Topology
-from .ledger import Books
+from .ledger import Ledger
 from .link import NodeLink
 from .liveness import Liveness
 from .opener import Opener
-from .task_sender import Sending
+from .task_dispatcher import TaskDispatcher
 from .threads import report, start_thread
 
-__all__ = ["Nodes"]
+__all__ = ["NodeLinks"]
 
 _CONNECT_S = 20.0
 _FINISH_S = 3.0
@@ -38,18 +38,20 @@ def _finish(link: NodeLink, deadline: float, is_ended: threading.Event) -> None:
         is_ended.set()
 
 
-class Nodes:
+class NodeLinks:
     """Open, watch and close the links to all nodes, and answer what is known of them.
 
-    `up`, `watch` and `unwatch` are called while the books are open; everything else by any thread.
+    `up`, `watch` and `unwatch` are called with the ledger locked; everything else by any thread.
 
     Args:
         initializer: run in each process of a node before its first call.
     """
 
-    def __init__(self, books: Books, sending: Sending, *, job_id: str, initializer: bytes | None, emit: Emit) -> None:
-        self._books = books
-        self._sending = sending
+    def __init__(
+        self, ledger: Ledger, dispatcher: TaskDispatcher, *, job_id: str, initializer: bytes | None, emit: Emit
+    ) -> None:
+        self._ledger = ledger
+        self._dispatcher = dispatcher
         self._job_id = job_id
         self._initializer = initializer
         self._emit = emit
@@ -61,14 +63,14 @@ class Nodes:
 
     def open(self, machines: Sequence[Machine]) -> None:
         """Connect to all agents. Raises Unreachable, and then closes the links that were opened."""
-        self._books.machines.update((machine.node, machine) for machine in machines)
-        self._books.links.update(self.opener.open_all(machines))
+        self._ledger.machines.update((machine.node, machine) for machine in machines)
+        self._ledger.links.update(self.opener.open_all(machines))
 
     def up(self, machine: Machine) -> None:
         """Send a connected node its topology, and let the scheduler use it."""
-        link = self._books.links[machine.node]
+        link = self._ledger.links[machine.node]
         self.watch(link)
-        machines = self._books.machines
+        machines = self._ledger.machines
         count = max(machines) + 1
         facts = link.facts
         kind, own = facts["accelerator"], facts["accelerators"]
@@ -81,30 +83,30 @@ class Nodes:
             interface=machine.interface,
             initializer=self._initializer,
         )
-        link.send(Kind.SLOT_CONFIG, body=pickle.dumps(topology))
+        link.send(FrameKind.SLOT_CONFIG, body=pickle.dumps(topology))
         if self._usage_tenths:
-            link.send(Kind.USAGE, lane=self._usage_tenths)
-        self._books.dirty.add(link)
+            link.send(FrameKind.USAGE, lane=self._usage_tenths)
+        self._ledger.dirty.add(link)
         self._emit(NodeReady(node=machine.node, address=machine.peer.private_ip))
-        self._sending.perform(self._books.scheduler.node_up(machine.node, machine.slots))
+        self._dispatcher.perform(self._ledger.scheduler.node_up(machine.node, machine.slots))
 
     def watch(self, link: NodeLink) -> None:
         """Read a link from now on, and check that it lives."""
-        self._books.watcher.add(link)
+        self._ledger.watcher.add(link)
         if link.dialler is not None:
-            self.liveness.watch(link, self._books.machines[link.node].lease_s, time.monotonic())
-        self._books.dirty.add(link)
+            self.liveness.watch(link, self._ledger.machines[link.node].lease_s, time.monotonic())
+        self._ledger.dirty.add(link)
 
     def unwatch(self, link: NodeLink) -> None:
         """Stop reading a link. Call it before its channel is closed."""
         link.is_led = link.is_blocked = False
-        self._books.watcher.remove(link)
+        self._ledger.watcher.remove(link)
         self.liveness.forget(link)
-        self._books.dirty.discard(link)
+        self._ledger.dirty.discard(link)
 
     def close(self) -> None:
         """Flush the links to remote nodes in parallel, for a few seconds at most, and close all links."""
-        links = list(self._books.links.values())
+        links = list(self._ledger.links.values())
         deadline = time.monotonic() + _FINISH_S
         remote = [link for link in links if link.dialler is not None]
         ended = {link: threading.Event() for link in remote}
@@ -119,7 +121,7 @@ class Nodes:
 
     def close_in_child(self) -> None:
         """Close the child's copies of the descriptors after a fork."""
-        for link in self._books.links.values():
+        for link in self._ledger.links.values():
             link.channel.close_in_child()
             if link.line is not None:
                 link.line.channel.close_in_child()
@@ -132,34 +134,34 @@ class Nodes:
 
     def devices(self, node: int) -> tuple[str, ...]:
         """Return the accelerators that calls see on a node; none while it is down. Nodes may share some."""
-        link = self._books.links.get(node)
+        link = self._ledger.links.get(node)
         return tuple(link.facts["devices"]) if link else ()
 
-    def ranks_per_node(self, launch: Launch) -> int:
+    def ranks_per_node(self, launch: ProcessLaunch) -> int:
         """Return the ranks of a gang on each node; "auto": the fewest accelerators of any node, at least 1."""
         asked = launch.ranks_per_node
         if asked != "auto":
             return asked
-        return max(1, min((self.accelerators(n) for n in self._books.links), default=0))
+        return max(1, min((self.accelerators(n) for n in self._ledger.links), default=0))
 
     @property
     def round_trip_s(self) -> float:
         """Longest round trip to a node; 0 on this machine, or before it is measured."""
-        return max((link.channel.round_trip_s for link in tuple(self._books.links.values())), default=0.0)
+        return max((link.channel.round_trip_s for link in tuple(self._ledger.links.values())), default=0.0)
 
     def agent_pids(self) -> dict[int, int]:
         """Return the process ids of the agents, each on its own machine, by node."""
-        with self._books.lock:
-            return {node: int(link.facts["pid"]) for node, link in self._books.links.items()}
+        with self._ledger.lock:
+            return {node: int(link.facts["pid"]) for node, link in self._ledger.links.items()}
 
     @property
     def are_attached(self) -> bool:
         """Whether no link is broken."""
-        return all(link.channel.is_attached for link in self._books.links.values())
+        return all(link.channel.is_attached for link in self._ledger.links.values())
 
     def ask_usage(self, every_s: float) -> None:
         """Ask all nodes for NodeUsage at this interval; 0: stop."""
-        with self._books:
+        with self._ledger:
             self._usage_tenths = int(every_s * 10)
-            for node in self._books.links:
-                self._books.tell(node, Kind.USAGE, lane=self._usage_tenths)
+            for node in self._ledger.links:
+                self._ledger.tell(node, FrameKind.USAGE, lane=self._usage_tenths)

@@ -16,7 +16,7 @@ from ..errors import InternalError, PoolClosed, Unreachable
 from ..values.machine import Machine
 from ..wire.channel import Channel, ChannelClosed, receive
 from ..wire.ends import Ends
-from ..wire.frames import PROTOCOL_VERSION, FrameParser, Kind, pack
+from ..wire.frames import PROTOCOL_VERSION, FrameKind, FrameParser, pack
 from .dialler import Dialler
 from .link import NodeLink
 from .threads import run_side_by_side
@@ -126,11 +126,11 @@ def _connect(path: str, pool: str, timeout_s: float) -> tuple[socket.socket, dic
         sock.settimeout(timeout_s)
         sock.connect(path)
         hello = {"version": PROTOCOL_VERSION, "role": "client", "pool": pool, "pid": os.getpid()}
-        sock.sendall(pack(Kind.HELLO, body=json.dumps(hello).encode()))
+        sock.sendall(pack(FrameKind.HELLO, body=json.dumps(hello).encode()))
         parser = FrameParser()
         while True:
             for frame in receive(sock, parser):
-                if frame.kind == Kind.WELCOME:
+                if frame.kind == FrameKind.WELCOME:
                     return sock, json.loads(frame.body)
                 raise InternalError(f"the agent refused: {frame.body.decode(errors='replace')}")
     except (OSError, ChannelClosed) as error:
@@ -149,5 +149,5 @@ def ask_to_end(machines: Sequence[Machine], timeout_s: float) -> None:
 def _ask_one(machine: Machine, timeout_s: float) -> None:
     with contextlib.suppress(Unreachable, InternalError):  # its lease, or its provider, ends what does not listen
         link = Opener("", timeout_s=timeout_s).open(machine)
-        link.send(Kind.SHUTDOWN)
+        link.send(FrameKind.SHUTDOWN)
         link.finish(time.monotonic() + timeout_s)

@@ -7,11 +7,11 @@ import itertools
 
 from ..calls.futures import refuse_to_wait
 from ..errors import ControlFailed, InternalError, UsageError
-from ..wire.frames import INLINE_LIMIT, Frame, Kind
-from .ledger import Books
-from .task_sender import Sending
+from ..wire.frames import INLINE_LIMIT, Frame, FrameKind
+from .ledger import Ledger
+from .task_dispatcher import TaskDispatcher
 
-__all__ = ["NOBODY", "Asking"]
+__all__ = ["NOBODY", "OpenQuestions"]
 
 _NUMBER = 8
 _LAST_S = 0.5
@@ -25,12 +25,12 @@ _REASONS = {
 Answer = concurrent.futures.Future[bytes]
 
 
-class Asking:
+class OpenQuestions:
     """Ask running calls, and match their answers to the questions that are open."""
 
-    def __init__(self, books: Books, sending: Sending) -> None:
-        self._books = books
-        sending.on_ended.append(self._ended)
+    def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher) -> None:
+        self._ledger = ledger
+        dispatcher.on_ended.append(self._ended)
         self._open: dict[bytes, tuple[int, Answer]] = {}
         self._numbers = itertools.count(1)
 
@@ -39,15 +39,15 @@ class Asking:
 
         Raises: ControlFailed when there is none, UsageError when there are several.
         """
-        with self._books.lock:
+        with self._ledger.lock:
             calls = {
                 gang.id: gang.name
-                for gang in self._books.gangs.values()
+                for gang in self._ledger.gangs.values()
                 if not gang.is_cancelled and (name or not gang.is_nested)
             }
             calls |= {
                 task.id: task.name
-                for task in self._books.tasks.values()
+                for task in self._ledger.tasks.values()
                 if task.rank is None and not task.is_cancelled and (name or not task.is_nested)
             }
         found = [call for call, called in calls.items() if called == (name or called)]
@@ -71,30 +71,30 @@ class Asking:
         refuse_to_wait("control")
         answer = Answer()
         number = next(self._numbers).to_bytes(_NUMBER, "little")
-        with self._books:
-            self._books.require_open()
+        with self._ledger:
+            self._ledger.require_open()
             task, node = self._place(call)
             self._open[number] = task, answer
-            self._books.tell(node, Kind.ASK, task, number + question)
+            self._ledger.tell(node, FrameKind.ASK, task, number + question)
         try:
             return answer.result(timeout_s)
         except TimeoutError:
             raise ControlFailed(f"the call did not answer within {timeout_s:g} s") from None
         finally:
-            with self._books.lock:
+            with self._ledger.lock:
                 self._open.pop(number, None)
 
     def _place(self, call: int) -> tuple[int, int]:
         """Return (task, node) of the process that answers for a call."""
-        gang = self._books.gangs.get(call)
+        gang = self._ledger.gangs.get(call)
         if gang is not None:
             rank = gang.tasks.get(0)
             if rank is None or rank.id not in gang.open:
                 raise ControlFailed("its ranks are being started")
             return rank.id, rank.node
-        if call not in self._books.tasks:
+        if call not in self._ledger.tasks:
             raise ControlFailed("the call has ended", is_gone=True)
-        node = self._books.scheduler.node_of(call)
+        node = self._ledger.scheduler.node_of(call)
         if node is None:
             raise ControlFailed("the call waits for a place in the pool")
         return call, node
@@ -112,7 +112,7 @@ class Asking:
     def _ended(self, task: int) -> None:
         """Fail open questions to a task that ended, after a moment: answers on another socket may still come."""
         if self._open and any(asked == task for asked, _ in self._open.values()):
-            self._books.at(_LAST_S, self._give_up, task, 0)
+            self._ledger.at(_LAST_S, self._give_up, task, 0)
 
     def _give_up(self, task: int, _: int) -> None:
         for number in [number for number, (asked, _) in self._open.items() if asked == task]:
@@ -132,4 +132,4 @@ class Asking:
 
         if answer.done():
             raise InternalError("a question was answered twice")
-        self._books.after.append(tell)
+        self._ledger.after.append(tell)

@@ -1,6 +1,6 @@
 """The I/O thread: reads all channels, keeps deadlines, and checks that links live.
 
-Callers that read their own answer (`leading`) use the same `read`.
+Callers that read their own answer (`leader`) use the same `read`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ..core import interrupts
 from ..errors import InternalError
 from ..wire.channel import ChannelClosed
 from .direct_lines import DirectLines
-from .frame_handlers import Arrivals
-from .ledger import Books
+from .frame_handlers import FrameHandlers
+from .ledger import Ledger
 from .link import NodeLink, Readable
-from .link_repair import Faults
+from .link_repair import LinkRepair
 from .liveness import Liveness
 from .threads import report
 from .width import Width
@@ -31,7 +31,7 @@ _FAILURE_PAUSE_S = 0.02
 
 
 class Reader:
-    """Run the I/O thread; `start` once. It ends when the books are closed, once it is woken.
+    """Run the I/O thread; `start` once. It ends when the ledger is closed, once it is woken.
 
     Args:
         stop: stops a task that was abandoned.
@@ -40,20 +40,20 @@ class Reader:
 
     def __init__(
         self,
-        books: Books,
-        arrivals: Arrivals,
+        ledger: Ledger,
+        frame_handlers: FrameHandlers,
         lines: DirectLines,
-        faults: Faults,
+        link_repair: LinkRepair,
         width: Width,
         liveness: Liveness,
         *,
         stop: Callable[[int], object],
         died: Callable[[BaseException], object],
     ) -> None:
-        self._books = books
-        self._arrivals = arrivals
+        self._ledger = ledger
+        self._handlers = frame_handlers
         self._lines = lines
-        self._faults = faults
+        self._link_repair = link_repair
         self._width = width
         self._liveness = liveness
         self._stop = stop
@@ -78,12 +78,12 @@ class Reader:
     def abandon(self, task_id: int) -> None:
         """Let the thread stop a task: for finalizers, which may interrupt any code of ours."""
         self._abandoned.append(task_id)
-        self._books.watcher.wake()
+        self._ledger.watcher.wake()
 
     def _run(self) -> None:
         this_thread.brings_values = True
         failures = 0
-        while self._books.is_open:
+        while self._ledger.is_open:
             try:
                 self._step()
                 failures = 0
@@ -96,13 +96,13 @@ class Reader:
                 time.sleep(_FAILURE_PAUSE_S)
 
     def _step(self) -> None:
-        books = self._books
+        ledger = self._ledger
         while self._abandoned:
             self._stop(self._abandoned.popleft())
-        for link, can_read, can_write in books.watcher.wait(self._run_deadlines()):
+        for link, can_read, can_write in ledger.watcher.wait(self._run_deadlines()):
             if can_write:
-                with books:
-                    books.dirty.add(link)
+                with ledger:
+                    ledger.dirty.add(link)
             if can_read:
                 self.read(link)
         if self._liveness.is_due(time.monotonic()):
@@ -110,19 +110,19 @@ class Reader:
 
     def _run_deadlines(self) -> float | None:
         """Run what is due. Returns seconds until the next deadline or check; None: there is none."""
-        with self._books:
-            wait_s = self._books.run_deadlines()
+        with self._ledger:
+            wait_s = self._ledger.run_deadlines()
             check_s = self._liveness.interval_s
             return min((s for s in (wait_s, check_s) if s is not None), default=None)
 
     def _check_links(self) -> None:
-        with self._books:
+        with self._ledger:
             pinged, dead = self._liveness.check(time.monotonic())
-            self._books.dirty.update(pinged)
+            self._ledger.dirty.update(pinged)
         for link in dead:
             if link.reading.acquire(blocking=False):  # else a leading caller is reading it this moment
                 try:
-                    self._faults.link_gone(link, "it has been silent for too long")
+                    self._link_repair.link_gone(link, "it has been silent for too long")
                 finally:
                     link.reading.release()
 
@@ -150,17 +150,17 @@ class Reader:
         except (ChannelClosed, InternalError, OSError) as error:
             self._failed(link, error)
             return
-        books, handlers = self._books, self._arrivals.handlers
-        with books:
+        ledger, handlers = self._ledger, self._handlers.handlers
+        with ledger:
             for frame in frames:
                 if frame.kind not in handlers:
                     continue
                 try:
                     handlers[frame.kind](link, frame)
                 except BaseException as error:  # it costs one call, and no frame behind it
-                    self._arrivals.give_up(link, frame, error)
+                    self._handlers.give_up(link, frame, error)
             if link.channel.needs_flush:
-                books.dirty.add(link)
+                ledger.dirty.add(link)
             if link.channel.pongs != link.pongs:
                 self._width.measured(link)
             if link.is_narrow:
@@ -170,6 +170,6 @@ class Reader:
         if not isinstance(link, NodeLink):
             self._lines.gone(link)
         elif isinstance(error, ChannelClosed):
-            self._faults.link_gone(link, "its link ended")
+            self._link_repair.link_gone(link, "its link ended")
         else:
-            self._faults.link_gone(link, str(error))  # something on the way wrote into the stream
+            self._link_repair.link_gone(link, str(error))  # something on the way wrote into the stream

@@ -21,7 +21,7 @@ from ..events import (
 )
 from .tasks import Task
 
-__all__ = ["TaskCounts", "TaskTeller"]
+__all__ = ["TaskCounts", "TaskEvents"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class TaskCounts:
     failed: int
 
 
-class TaskTeller:
+class TaskEvents:
     """Count tasks and emit events. Used under the engine's lock; while nobody listens a task costs two additions."""
 
     def __init__(self, emit: Emit = ignore) -> None:

@@ -17,7 +17,7 @@ from ..core.printable import printable_lines
 from ..core.user_lines import drop_our_frames
 from ..errors import NodeError, NodeLost, Preempted, ResultNotPicklable, SlotLost, UsageError
 from ..wire.blobs import Blob
-from ..wire.failures import Failure, decode_failure
+from ..wire.failures import EncodedFailure, decode_failure
 from ..wire.layout import Parsed
 from ..wire.payloads import Encoded, decode
 from ..wire.pull import PullRefused
@@ -74,7 +74,7 @@ class Received:
 class TaskFailure:
     """A failure that arrived, with where it happened."""
 
-    failure: Failure
+    failure: EncodedFailure
     where: str
     node: int
     task: str
@@ -326,7 +326,7 @@ class ResultStream(Generic[T]):
             self._close()
 
     def __del__(self) -> None:
-        # Not `close`: a finalizer may run within anything of ours, whose books it must not touch.
+        # Not `close`: a finalizer may run within anything of ours, and must not touch its state.
         if self._end is None:
             self._end = _stopped
             self._abandon()

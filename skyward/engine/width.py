@@ -15,9 +15,9 @@ from ..errors import Unreachable
 from ..wire.ends import CAN_STRIPE, Ends
 from ..wire.stream import StreamChannel
 from .dialler import LINK_TIMES
-from .ledger import Books
+from .ledger import Ledger
 from .link import NodeLink, Readable
-from .task_sender import Sending
+from .task_dispatcher import TaskDispatcher
 from .threads import in_words, start_thread
 
 __all__ = ["MOST_CHANNELS", "Width", "channels_for"]
@@ -42,24 +42,24 @@ def channels_for(round_trip_s: float) -> int:
 
 
 class Width:
-    """Measure links, and give them more channels. Everything but its thread is called while the books are open."""
+    """Measure links, and give them more channels. Everything but its thread is called with the ledger locked."""
 
-    def __init__(self, books: Books, sending: Sending) -> None:
-        self._books = books
-        self._sending = sending
+    def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher) -> None:
+        self._ledger = ledger
+        self._dispatcher = dispatcher
 
     def measured(self, link: Readable) -> None:
         """Take note of a round trip that its channel has measured."""
         link.pongs = link.channel.pongs
         round_trip_ns = link.channel.round_trip_s * 1e9
-        self._sending.perform(self._books.scheduler.set_round_trip(link.node, round_trip_ns))
+        self._dispatcher.perform(self._ledger.scheduler.set_round_trip(link.node, round_trip_ns))
         if not isinstance(link, NodeLink) or not link.may_widen or not CAN_STRIPE:
             return
         assert isinstance(link.channel, StreamChannel)
         link.stripes = channels_for(link.channel.round_trip_s)
         if link.stripes > 1 and link.channel.pongs < _MEASURED:
             link.channel.ping()
-            self._books.dirty.add(link)
+            self._ledger.dirty.add(link)
             return
         link.is_narrow = link.stripes > 1
 
@@ -86,21 +86,21 @@ class Width:
             more: list[Ends] = dialler.widen(link.stripes, LINK_TIMES.dial_s)
         except Unreachable:
             return
-        with link.reading, self._books:
-            is_there = self._books.is_open and self._books.links.get(link.node) is link and channel.is_attached
+        with link.reading, self._ledger:
+            is_there = self._ledger.is_open and self._ledger.links.get(link.node) is link and channel.is_attached
             if not is_there or dialler.link != number:  # the link broke meanwhile
-                self._books.after.append(lambda: _close_each(more))
+                self._ledger.after.append(lambda: _close_each(more))
                 return
-            self._books.watcher.remove(link)
+            self._ledger.watcher.remove(link)
             try:
                 channel.widen(more, turns=True)
             except OSError:  # no descriptors are left
-                self._books.after.append(lambda: _close_each(more))
+                self._ledger.after.append(lambda: _close_each(more))
             link.follow()
-            self._books.watcher.add(link)
-            self._books.watcher.update(link)
-            self._books.dirty.add(link)
-        self._books.watcher.wake()
+            self._ledger.watcher.add(link)
+            self._ledger.watcher.update(link)
+            self._ledger.dirty.add(link)
+        self._ledger.watcher.wake()
 
 
 def _close_each(several: list[Ends]) -> None:

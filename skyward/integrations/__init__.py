@@ -1,4 +1,4 @@
-"""Frameworks: one file and one line in the stub for each integration; each is imported when it is first used.
+"""Frameworks: one file and one line in the stub for each integration, imported on first use.
 
 >>> import skyward as sky
 >>> @sky.compute

@@ -31,7 +31,7 @@ except ImportError as error:
     raise MissingDependency("joblib is not installed: pip install 'skyward[joblib]'") from error
 
 from .joblib_batch import ThreadsOfSlot, run_batch, travelling
-from .joblib_batches import Waiting
+from .joblib_batches import BatchWait
 
 __all__ = ["SkywardBackend", "joblib_backend", "sklearn_backend"]
 
@@ -45,7 +45,7 @@ _LONGEST_AIM_S = 0.5
 T = TypeVar("T")
 
 
-class Provider(Protocol):
+class JoblibProvider(Protocol):
     """What is asked of a pool's provider."""
 
     @property
@@ -56,7 +56,7 @@ class Pool(Protocol):
     """What is asked of a pool."""
 
     @property
-    def provider(self) -> Provider: ...
+    def provider(self) -> JoblibProvider: ...
     @property
     def total_slots(self) -> int: ...
     def submit_sharing(self, pending: PendingCompute[T], seen: SeenArrays | None) -> Future[T]: ...
@@ -165,7 +165,7 @@ class SkywardPoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignor
         self._is_aborted = False
         self._seen: SeenArrays | None = None
         self._ended: queue.SimpleQueue[tuple[_Batch, Future[Any]] | None] | None = None
-        self._reader = Waiting()
+        self._reader = BatchWait()
         self._elapsed_s = 0.0
         self._last_end = 0.0
         self._completed = 0

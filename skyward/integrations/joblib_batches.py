@@ -16,7 +16,7 @@ from typing import Any
 
 from joblib.parallel import TASK_PENDING
 
-__all__ = ["Waiting"]
+__all__ = ["BatchWait"]
 
 _LOOK_S = 0.25
 """Seconds after which joblib looks again all the same."""
@@ -24,7 +24,7 @@ _TIMEOUT_SHARE = 0.1
 """Of a `timeout` of joblib's: the most that it may be late."""
 
 
-class Waiting:
+class BatchWait:
     """Of one `Parallel` object: who reads its values sleeps until the batch that comes next has ended."""
 
     def __init__(self) -> None:

@@ -205,7 +205,7 @@ def _averaging_callback(keras: Any) -> type:
     torch = import_module("torch")
     dist = torch.distributed
 
-    class Average(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
+    class GradientAverage(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
         def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
             for variable in [*self.model.weights, *self.model.optimizer.variables]:
                 dist.broadcast(variable.value.data, src=0)
@@ -226,7 +226,7 @@ def _averaging_callback(keras: Any) -> type:
             (means,) = _means(torch, [values])
             logs.update(zip(names, means.tolist(), strict=True))
 
-    return Average
+    return GradientAverage
 
 
 # Gradients on torch -----------------------------------------------------------------------------------------------

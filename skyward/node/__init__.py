@@ -1,1 +1,1 @@
-"""What runs on a node: the agent, and the processes of slots and ranks below it."""
+"""Processes on a node: the agent with its watchdog, and the slots and ranks below it."""

@@ -16,7 +16,7 @@ from ..engine.tasks import CallTask, PulledTask, ResultStream, Task
 from ..errors import UsageError
 from ..wire.seen import SeenArrays
 from ..wire.tasks import CallKind, Mode
-from .packer import Packing, packed_launch
+from .packer import Packer, packed_launch
 from .streams import WINDOW, FedCallTask, FedStreamTask, InputFeed, stop_feeds, take_inputs
 
 __all__ = ["Dispatch"]
@@ -29,7 +29,7 @@ class Dispatch:
         self._engine = engine
         self._builder = engine.builder
         self.failures = failures
-        self.packing = Packing()
+        self.packing = Packer()
 
     def close(self) -> None:
         self.packing.close()
@@ -86,7 +86,7 @@ class Dispatch:
             engine.cancel,
             call_id=task_id,
             is_strict=is_strict,
-            lead=None if leads else engine.leading.lead,
+            lead=None if leads else engine.leader.lead,
             failures=failures,
         )
         task: Task
@@ -97,7 +97,7 @@ class Dispatch:
             task = self._streaming(pending, future, call, sources, kind, place)
         else:
             # What may be sent twice cannot stay in memory: nobody waits any more when it is sent again.
-            may_stay = engine.leading.may_pull if leads and not (options.retries or options.retry_on) else None
+            may_stay = engine.leader.may_pull if leads and not (options.retries or options.retry_on) else None
             payload = packing.arguments(args, kwargs, name, seen, may_stay=may_stay)
             call = PackedCall(name, packing.function(pending.fn, name), payload, options)
             if payload.stays:
@@ -109,12 +109,12 @@ class Dispatch:
                     place,
                     future=future,
                     call_again=partial(self._call_again, pending, kind, nodes, place),
-                    stop_pulling=engine.leading.stop_pulling,
+                    stop_pulling=engine.leader.stop_pulling,
                 )
             else:
                 task = self._builder.task(CallTask, task_id, call, kind, place, future=future)
         if leads and not sources:
-            engine.leading.submit(task, future, nodes)
+            engine.leader.submit(task, future, nodes)
         else:
             engine.submit(task, nodes=nodes)
         return future

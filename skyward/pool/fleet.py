@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..providers.cloud import CloudProvider
     from ..providers.reaper import Found
 
-__all__ = ["PoolState", "Survey", "end", "names_meant", "output_of", "survey"]
+__all__ = ["FleetPool", "Survey", "end", "names_meant", "output_of", "survey"]
 
 _FULL_NAME = re.compile(r".+-[0-9a-f]{8}")
 _END_LIMIT_S = 120.0
@@ -29,7 +29,7 @@ _LOOK_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolState:
+class FleetPool:
     """One pool. `state`: "open" (its program runs), "dead" (it does not), "elsewhere" (of another machine's program).
 
     What costs money and is "dead" is what `skyward gc` ends.
@@ -55,7 +55,7 @@ class PoolState:
 class Survey:
     """`failures`: accounts that could not be asked; nothing is known of what is there."""
 
-    pools: tuple[PoolState, ...]
+    pools: tuple[FleetPool, ...]
     failures: tuple[SkywardError, ...] = field(default=())
 
 
@@ -159,10 +159,10 @@ def _worth_a_look(pools: list[LivePool]) -> list[LivePool]:
     return kept
 
 
-def _open_state(pool: LivePool, found: list[Found], now: float) -> PoolState:
+def _open_state(pool: LivePool, found: list[Found], now: float) -> FleetPool:
     price = sum(one.price_usd_per_hour or 0.0 for one in found) if found else pool.price_usd_per_hour
     spent = max(pool.spent_usd(now), _spent(found, now))
-    return PoolState(
+    return FleetPool(
         pool=pool.pool,
         label=pool.label,
         provider=pool.provider,
@@ -178,11 +178,11 @@ def _open_state(pool: LivePool, found: list[Found], now: float) -> PoolState:
     )
 
 
-def _rented_state(name: str, found: list[Found], now: float) -> PoolState:
+def _rented_state(name: str, found: list[Found], now: float) -> FleetPool:
     """Machines that this machine's records of open pools say nothing of."""
     owners = {one.owner for one in found}
     launched = [one.instance.launched_at for one in found if one.instance.launched_at]
-    return PoolState(
+    return FleetPool(
         pool=name or "?",
         label="",
         provider=found[0].provider,

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
-from ..calls.active import Dispatcher, pop_active, push_active
+from ..calls.active import PoolLike, pop_active, push_active
 from ..console.announcer import Announcer
 from ..console.console import Console, open_console
-from ..console.logs import Lines, LogFiles
+from ..console.logs import LogFiles, LogLines
 from ..console.panel import Counts
 from ..core import interrupts
 from ..core.user_lines import warn_user
@@ -54,7 +54,7 @@ _USAGE_S = 2.0
 """Seconds between two NodeUsage of a node, where somebody listens."""
 
 
-class _Pool(Replaceable, Dispatcher, Protocol):
+class _Pool(Replaceable, PoolLike, Protocol):
     """A pool as others know it: they send calls to it, or take its place."""
 
 
@@ -95,7 +95,7 @@ class PoolLife:
         self._default_timeout_s = default_timeout_s
         self._budget_usd = budget_usd
         self._logs = logs
-        self._lines: Lines | None = None
+        self._lines: LogLines | None = None
         self._wants_console = console
         self._console: Console | None = None
         self._presence: Presence | None = None
@@ -127,7 +127,7 @@ class PoolLife:
             self._ended_by = None
             presence = self._make_presence()
             machines = self._machines = self._make_machines(presence)
-            self._lines = None if self._logs is False else Lines(self._logs, presence.kept_output())
+            self._lines = None if self._logs is False else LogLines(self._logs, presence.kept_output())
             engine = self._make_engine()
             self._owner = os.getpid()
             self._began_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""`pool.map` and `pool.imap`: many calls of one function, in chunks of the right size (see `chunking`).
+"""`pool.map` and `pool.imap`: many calls of one function, in chunks of the right size (see `chunk_sizes`).
 
 A slot may give back the end of a chunk that takes longer than it should; it is cut anew. A chunk on a slot that dies is
 not lost as a whole: results that were sent stay, calls that had not begun are run elsewhere.
@@ -26,7 +26,7 @@ from ..node.slot.execute import RaisedItem
 from ..wire.failures import decode_failure
 from ..wire.tasks import Mode, TaskHead
 from .chunk_sizes import MAX_ITEMS, ChunkSizes
-from .packer import Packing
+from .packer import Packer
 
 __all__ = ["Chunk", "MapRun", "check_chunk"]
 
@@ -85,7 +85,7 @@ class MapRun:
         self,
         *,
         engine: Engine,
-        packing: Packing,
+        packing: Packer,
         function: WireFunction,
         name: str,
         options: CallOptions,

@@ -13,16 +13,16 @@ from ..calls.compute import ComputeFunction
 from ..engine.functions import FunctionTable
 from ..engine.tasks import WireFunction
 from ..errors import ArgumentNotPicklable, NotRun, UsageError
-from ..values.launch import Launch
+from ..values.launch import ProcessLaunch
 from ..wire.blobs import BlobStore
 from ..wire.frames import INLINE_LIMIT
 from ..wire.payloads import Encoded, encode
 from ..wire.seen import SeenArrays
 
-__all__ = ["Packing", "packed_initializer", "packed_launch"]
+__all__ = ["Packer", "packed_initializer", "packed_launch"]
 
 
-class Packing:
+class Packer:
     """Packs for one pool, and remembers what it packed. Thread-safe."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ def _advice(value: object) -> str:
     return "send plain data, arrays or paths, and open files, locks and connections inside the function"
 
 
-def packed_launch(launch: Launch) -> bytes:
+def packed_launch(launch: ProcessLaunch) -> bytes:
     """Raises ArgumentNotPicklable."""
     try:
         return pickle.dumps(launch)

@@ -55,8 +55,8 @@ class _CallTransport:
         question = json.dumps({"method": method, "path": path, "body": None if body is None else dict(body)})
         try:
             engine = self._running()
-            self._call = self._call or engine.asking.call_named(self._name)
-            answer = json.loads(engine.asking.ask(self._call, question.encode(), timeout_s))
+            self._call = self._call or engine.questions.call_named(self._name)
+            answer = json.loads(engine.questions.ask(self._call, question.encode(), timeout_s))
         except PoolClosed as error:
             raise ControlFailed(str(error), is_gone=True) from error
         except ControlFailed as error:

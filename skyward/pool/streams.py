@@ -12,7 +12,7 @@ from ..calls.compute import ComputeFunction
 from ..calls.futures import Future
 from ..engine.engine import Engine
 from ..engine.tasks import CallTask, Received, StreamTask, TaskFailure
-from ..wire.frames import Kind
+from ..wire.frames import FrameKind
 from ..wire.payloads import PutBlob, encode
 from ..wire.tasks import InputStream
 
@@ -89,13 +89,13 @@ class InputFeed:
         except BaseException as error:  # the user's iterator, or an item that cannot be pickled or sent
             self._fail(error)
             return
-        self._engine.streams.end_input(self._task, Kind.IN_END, self._lane)
+        self._engine.streams.end_input(self._task, FrameKind.IN_END, self._lane)
 
     def _fail(self, error: BaseException) -> None:
         self.error = error
         if self._future is not None:
             self._future.settle_error(error)
-        self._engine.streams.end_input(self._task, Kind.IN_ERROR, self._lane)
+        self._engine.streams.end_input(self._task, FrameKind.IN_ERROR, self._lane)
 
 
 @dataclass(eq=False, kw_only=True)

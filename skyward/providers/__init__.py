@@ -1,4 +1,4 @@
-"""Where machines come from. One file and one line here for each provider; each is imported when first used."""
+"""Sources of machines: this machine, SSH hosts, clouds; one file and one line here for each."""
 
 from __future__ import annotations
 

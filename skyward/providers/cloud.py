@@ -21,9 +21,9 @@ from ..values.image import Image
 from ..values.machine import PREEMPTED, Gone, Machine, Offer, PoolSpec
 from .choice import in_order, nothing_fits, too_expensive
 from .clock import SYSTEM_CLOCK, Clock, patiently
-from .rental import Launch, Rental, request_for
+from .rental import Rental, RentalAttempts, request_for
 from .rented import JOURNAL_TAG, OWNER_TAG, ApiCall, Cloud, Host
-from .termination import Ending, shielded
+from .termination import MachineTermination, shielded
 
 __all__ = ["CloudProvider", "Rental"]
 
@@ -130,7 +130,7 @@ class CloudProvider(abc.ABC):
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         journal = self._journal(spec, pool)
         try:
-            launch = Launch(
+            launch = RentalAttempts(
                 provider=self,
                 spec=spec,
                 pool=pool,
@@ -185,14 +185,14 @@ class CloudProvider(abc.ABC):
             if not _under_way[journal.id]:
                 del _under_way[journal.id]
 
-    def _undo(self, launch: Launch, error: BaseException) -> None:
+    def _undo(self, launch: RentalAttempts, error: BaseException) -> None:
         """End what a launch that failed has made. A failure of that is a note; the journal stays open."""
         try:
             shielded(lambda: self._end_all_of(launch))
         except (ProviderError, OSError, KeyboardInterrupt) as failure:
             error.add_note(f"and then: {type(failure).__name__}: {failure}")
 
-    def _end_all_of(self, launch: Launch) -> None:
+    def _end_all_of(self, launch: RentalAttempts) -> None:
         with launch.journal.exclusively(restore=True) as is_open:
             if is_open:
                 tokens = launch.tokens
@@ -220,9 +220,9 @@ class CloudProvider(abc.ABC):
 
     def ending(
         self, journal: Journal, emit: Emit, nodes: dict[str, int], is_meant: Callable[[str, str], bool]
-    ) -> Ending:
+    ) -> MachineTermination:
         """What ends those of the journal's machines that are meant, by id and attempt."""
-        return Ending(
+        return MachineTermination(
             cloud=self.cloud(),
             journal=journal,
             clock=self.clock,
@@ -231,7 +231,7 @@ class CloudProvider(abc.ABC):
             command=" ".join(self.reaper(journal.pool)[1:]).replace("-m skyward", "skyward"),
         )
 
-    def _close_if_empty(self, ending: Ending, is_gone: bool, *, launches: int) -> None:
+    def _close_if_empty(self, ending: MachineTermination, is_gone: bool, *, launches: int) -> None:
         """With the last machine goes what they shared. `launches`: how many of this pool may be under way."""
         journal = ending.journal
         with _registry_lock:

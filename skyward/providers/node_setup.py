@@ -26,13 +26,13 @@ from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted
 from ..node.agent import attach
 from ..node.agent.outside import reply_of
 from ..node.slot.threads import limit_threads
-from ..ssh import Completed, Connection, Target, connect, wait_until_ready
+from ..ssh import Connection, SSHResult, SSHTarget, connect, wait_until_ready
 from ..ssh.connection import Transport
 from ..values.machine import Machine, PoolSpec
 from ..values.topology import Peer
 from ..wire.tasks import NodeConfig
 
-__all__ = ["Node", "Orders", "Place", "WayUp", "end_agent", "python_line"]
+__all__ = ["RemoteNodeHandle", "Orders", "Place", "NodeSetup", "end_agent", "python_line"]
 
 _AGENT_LIMIT_S = 60.0
 _END_LIMIT_S = 20.0
@@ -57,14 +57,14 @@ class Place:
     auth_grace_s: how long a machine that just booted may refuse our key.
     """
 
-    target: Target
+    target: SSHTarget
     private_address: str = ""
     public_address: str = ""
     auth_grace_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class RemoteNodeHandle:
     """The handle of a remote Machine: what ends it."""
 
     connection: Connection = field(repr=False)
@@ -78,7 +78,7 @@ class Node:
     place: Place
 
 
-def end_agent(node: Node, by_itself_s: float) -> None:
+def end_agent(node: RemoteNodeHandle, by_itself_s: float) -> None:
     """Give a node so long to end by itself, as it was told; kill what is left then. Raises what `run` raises."""
     arguments = (str(node.watchdog), node.started, node.folder, str(by_itself_s))
     node.connection.run(python_line(node.python, node.path, "end", arguments), timeout_s=_END_LIMIT_S)
@@ -107,7 +107,7 @@ class Orders:
     are_prepared: threading.Barrier
 
 
-class WayUp:
+class NodeSetup:
     """One machine's way to being a node, in a thread of its own."""
 
     def __init__(self, place: Place, node: int, orders: Orders) -> None:
@@ -220,7 +220,7 @@ class WayUp:
         input: bytes | BinaryIO | None = None,  # noqa: A002  # as in subprocess.run
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
-    ) -> Completed:
+    ) -> SSHResult:
         """A command for the node: `undo` finds what it starts, and `stop` ends it."""
         stop = self._orders.stop
         done = connection.run(marked(command, folder), input=input, timeout_s=timeout_s, on_line=on_line, stop=stop)
@@ -229,7 +229,7 @@ class WayUp:
             raise Unreachable(message, host=str(self._place.target), is_final=False)
         return done
 
-    def _check_watchdog(self, run: Callable[..., Completed]) -> None:
+    def _check_watchdog(self, run: Callable[..., SSHResult]) -> None:
         """A machine that would not end by itself is not used. sshd may answer before its user data has run."""
         if not self._orders.lease_file:
             return
@@ -287,7 +287,7 @@ class WayUp:
             raise
         self._orders.emit(PhaseEnded(node=self.node, phase=name, seconds=time.monotonic() - began))
 
-    def _start_agent(self, run: Callable[..., Completed], ready: Ready) -> dict[str, Any]:
+    def _start_agent(self, run: Callable[..., SSHResult], ready: Ready) -> dict[str, Any]:
         done = run(
             python_line((ready.agent_python,), ready.agent_path, "start"),
             input=pickle.dumps(self._config(ready)),
@@ -355,7 +355,7 @@ class WayUp:
             interface=said["interface"],
             channel=tuple(connection.argv("exec " + shlex.join(command))),
             terminal=tuple(connection.terminal()),
-            handle=Node(
+            handle=RemoteNodeHandle(
                 connection=connection,
                 watchdog=said["pid"],
                 started=said["started"],

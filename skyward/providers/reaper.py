@@ -13,7 +13,7 @@ from . import load
 from .clock import patiently
 from .cloud import CloudProvider, foreign
 from .rented import JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, Instance
-from .termination import Ending
+from .termination import MachineTermination
 
 __all__ = ["Found", "gc", "ls", "reap"]
 
@@ -182,7 +182,7 @@ def _reap(journal: Journal, provider: CloudProvider) -> list[str]:
         if scope != journal.scope:
             raise foreign(provider.name, journal, scope)
         gone: list[str] = []
-        ending = Ending(
+        ending = MachineTermination(
             cloud=provider.cloud(),
             journal=journal,
             clock=provider.clock,

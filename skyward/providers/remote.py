@@ -14,10 +14,10 @@ from ..errors import NodeError, ProviderError, Unreachable
 from ..events import Emit
 from ..ssh.connection import Transport
 from ..values.machine import Machine, PoolSpec
-from .node_setup import Node, Orders, Place, WayUp, end_agent
+from .node_setup import NodeSetup, Orders, Place, RemoteNodeHandle, end_agent
 from .termination import shielded
 
-__all__ = ["Node", "Place", "bring_up", "end"]
+__all__ = ["RemoteNodeHandle", "Place", "bring_up", "end"]
 
 _BY_ITSELF_S = 8.0
 """Seconds that a node that was told to end gets for it."""
@@ -64,7 +64,7 @@ def bring_up(
         code=gather(spec.image) if spec.code is None else spec.code,
         are_prepared=threading.Barrier(len(nodes)),
     )
-    ways = [WayUp(place, node, orders) for place, node in zip(places, nodes, strict=True)]
+    ways = [NodeSetup(place, node, orders) for place, node in zip(places, nodes, strict=True)]
     threads = [threading.Thread(target=way.go, name=f"skyward-node-{way.node}", daemon=True) for way in ways]
     try:
         for thread in threads:
@@ -86,7 +86,7 @@ def bring_up(
         raise
 
 
-def _abandon(ways: list[WayUp], threads: list[threading.Thread]) -> None:
+def _abandon(ways: list[NodeSetup], threads: list[threading.Thread]) -> None:
     for thread in threads:
         if thread.ident is not None:
             thread.join()
@@ -109,7 +109,7 @@ def end(machines: Sequence[Machine]) -> list[Machine]:
     unreached: list[Machine] = []
 
     def end_one(machine: Machine) -> None:
-        node: Node = machine.handle
+        node: RemoteNodeHandle = machine.handle
         try:
             end_agent(node, _BY_ITSELF_S)
         except (NodeError, ProviderError, OSError):

@@ -14,10 +14,10 @@ from .choice import too_expensive
 from .clock import Clock, patiently
 from .key import public_key_of
 from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, Cloud, Host, Instance, Request
-from .termination import Ending, shielded
+from .termination import MachineTermination, shielded
 from .user_data import boot_script
 
-__all__ = ["Launch", "Rental", "Renter"]
+__all__ = ["RentalAttempts", "Rental", "Renter"]
 
 _CREATE_LIMIT_S = 120.0
 """Seconds that a throttled create call is made again."""
@@ -54,7 +54,7 @@ class Renter(Protocol):
 
     def ending(
         self, journal: Journal, emit: Emit, nodes: dict[str, int], is_meant: Callable[[str, str], bool]
-    ) -> Ending: ...
+    ) -> MachineTermination: ...
 
     def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]: ...
 
@@ -88,7 +88,7 @@ def request_for(
 
 
 @dataclass
-class Launch:
+class RentalAttempts:
     """One `launch`: which attempts it made, so that exactly these are undone."""
 
     provider: Renter

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from ..events import Emit
-from ..ssh import HostKeys, Target
+from ..ssh import HostKeys, SSHTarget
 from ..values.machine import Machine, PoolSpec
 from . import remote
 from .rented import Host
@@ -46,14 +46,14 @@ def bring_up(hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emi
 def let_go(machines: list[Machine]) -> None:
     """Close what leads to machines that are gone."""
     for machine in machines:
-        if isinstance(machine.handle, remote.Node):
+        if isinstance(machine.handle, remote.RemoteNodeHandle):
             machine.handle.connection.close()
 
 
 def _place(host: Host, keys: tuple[str, ...]) -> remote.Place:
     # An address may be another machine's tomorrow, an id never is.
     pinned = HostKeys(policy="pin", file=host.known_hosts, alias=host.instance.id)
-    target = Target(
+    target = SSHTarget(
         host=host.address,
         port=_PORT,
         user=host.username,

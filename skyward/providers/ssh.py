@@ -18,11 +18,11 @@ from ..core.bounds import is_positive
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
 from ..events import Emit
-from ..ssh import HostKeys, Target, connect
+from ..ssh import HostKeys, SSHTarget, connect
 from ..ssh.connection import Transport
 from ..values.image import Image
 from ..values.machine import Machine, Offer, PoolSpec
-from .remote import Node, Place, bring_up, end
+from .remote import Place, RemoteNodeHandle, bring_up, end
 
 __all__ = ["SSH", "SSHHost"]
 
@@ -120,7 +120,7 @@ class SSH:
             raise UsageError(f"SSH.hosts: {', '.join(twice)} twice; for more processes on one host: concurrency=")
 
     @property
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[SSHTarget, ...]:
         """How each host is reached."""
         return tuple(place.target for place in self._places)
 
@@ -133,7 +133,7 @@ class SSH:
             own = getattr(host, name)
             return getattr(self, name) if own is None else own
 
-        target = Target(
+        target = SSHTarget(
             host=host.host,
             user=either("user"),
             port=either("port"),
@@ -157,7 +157,7 @@ class SSH:
         names = ", ".join(map(str, hosts))
         return [Offer(provider="ssh", instance_type=f"your own: {names}", vcpus=0, memory_gib=0.0)]
 
-    def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[Target]:
+    def plan(self, spec: PoolSpec, offer: Offer, pool: str) -> list[SSHTarget]:
         return list(self.targets[: spec.nodes])
 
     def launch(self, spec: PoolSpec, offers: list[Offer], pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
@@ -187,7 +187,7 @@ class SSH:
 
     def terminate(self, machines: list[Machine]) -> None:
         """One that cannot be reached is no error: its watchdog ends it when its lease is over."""
-        end([machine for machine in machines if isinstance(machine.handle, Node)])
+        end([machine for machine in machines if isinstance(machine.handle, RemoteNodeHandle)])
 
     def clear_caches(self) -> dict[str, Cleared | SkywardError]:
         """Remove the environments and code that pools have left on the hosts, but for what is in use.

@@ -13,7 +13,7 @@ from ..state.journal import Journal
 from .clock import Clock, patiently
 from .rented import ATTEMPT_TAG, JOURNAL_TAG, Cloud, Instance
 
-__all__ = ["END_LIMIT_S", "Ending", "shielded"]
+__all__ = ["END_LIMIT_S", "MachineTermination", "shielded"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def _everything(_id: str, _token: str) -> bool:
 
 
 @dataclass
-class Ending:
+class MachineTermination:
     """Ends what a journal knows of and what carries its tag. `run` may be called once.
 
     Args:

@@ -1,7 +1,7 @@
 """The nodes as the scheduler sees them: what each has to do, how much more it takes, and which takes the next task.
 
-A node is sent as many tasks as it has slots, and while tasks are short some in advance; `Nodes` learns how long they
-take.
+A node is sent as many tasks as it has slots, and while tasks are short some in advance; `NodeTable` learns how long
+they take.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-__all__ = ["SHORT_TASK_NS", "Node", "Nodes"]
+__all__ = ["SHORT_TASK_NS", "NodeEntry", "NodeTable"]
 
 SHORT_TASK_NS = 1_000_000_000
 """Nanoseconds. Tasks whose running mean is below this are sent in advance: what a slot waits between two is then a
@@ -29,7 +29,7 @@ _MEAN_WEIGHT = 0.2
 
 
 @dataclass(slots=True)
-class Node:
+class NodeEntry:
     """One node, and what it has to do."""
 
     id: int
@@ -56,19 +56,19 @@ class Node:
         return self.load + min(places, self.slots) <= self.slots
 
 
-class Nodes:
+class NodeTable:
     """Those that are up, or will return. `kept`: nodes that take only what names them."""
 
     def __init__(self, kept: frozenset[int]) -> None:
         self._kept = kept
-        self.by_id: dict[int, Node] = {}
-        self.open: dict[int, Node] = {}
+        self.by_id: dict[int, NodeEntry] = {}
+        self.open: dict[int, NodeEntry] = {}
         """Of those the ones that are not kept."""
         self._mean_ns = float(_FIRST_MEAN_NS)
         self._has_mean = False
         self._turn = 0
 
-    def add(self, node: Node) -> None:
+    def add(self, node: NodeEntry) -> None:
         self.by_id[node.id] = node
         if node.id not in self._kept:
             self.open[node.id] = node
@@ -78,7 +78,7 @@ class Nodes:
         del self.by_id[node]
         self.open.pop(node, None)
 
-    def candidates(self, numbers: tuple[int, ...] | None) -> list[Node]:
+    def candidates(self, numbers: tuple[int, ...] | None) -> list[NodeEntry]:
         """Of those that something may go to; None: all that are not kept."""
         if numbers is None:
             return list(self.open.values())
@@ -100,7 +100,7 @@ class Nodes:
         if expected_ns < self._mean_ns:
             self._mean_ns, self._has_mean = expected_ns, True
 
-    def most_ahead(self, node: Node) -> int:
+    def most_ahead(self, node: NodeEntry) -> int:
         """How many tasks it is sent beyond its slots: none where they are long.
 
         Slots that began together end together: then each needs one.
@@ -122,10 +122,10 @@ class Nodes:
             n.takes_more and n.load < n.slots + self.most_ahead(n) and n.id not in reserved for n in self.by_id.values()
         )
 
-    def pick(self, numbers: tuple[int, ...] | None, reserved: set[int], *, ahead: bool) -> Node | None:
+    def pick(self, numbers: tuple[int, ...] | None, reserved: set[int], *, ahead: bool) -> NodeEntry | None:
         """The node with most room, in turns among equals. `ahead`: a short task may go where slots are taken."""
         candidates = self.candidates(numbers)
-        best: Node | None = None
+        best: NodeEntry | None = None
         best_room = 0
         count = len(candidates)
         for offset in range(count):

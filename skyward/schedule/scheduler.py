@@ -11,7 +11,7 @@ never waits for the network: one for each slot, and as many more as its slots en
 recalled when another node falls idle. A gang starts only when all
 its nodes have room for its ranks at once; from the moment it is first in the queue nothing new goes to those nodes, so
 it cannot starve. A call that a task makes (`parent`) goes before all that wait, gangs too, for they may wait for that
-very task; it is refused where it could never run, see `nested`. The owner feeds events and carries out the actions;
+very task; it is refused where it could never run, see `families`. The owner feeds events and carries out the actions;
 every method is called under the owner's lock.
 """
 
@@ -22,8 +22,8 @@ from collections.abc import Hashable
 from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, StartGang
 from .entries import GangEntry, TaskEntry
 from .families import Family, NestedEntry, Places
-from .node_table import Node, Nodes
-from .waiting_lines import Lines
+from .node_table import NodeEntry, NodeTable
+from .waiting_lines import WaitingLines
 
 __all__ = ["Scheduler"]
 
@@ -34,9 +34,9 @@ class Scheduler:
     """See the module. `slots` of node i are given when it comes up. `kept`: nodes that take only what names them."""
 
     def __init__(self, kept: frozenset[int] = frozenset()) -> None:
-        self._nodes = Nodes(kept)
+        self._nodes = NodeTable(kept)
         self._tasks: dict[int, TaskEntry] = {}
-        self._queue: Lines[TaskEntry | GangEntry] = Lines()
+        self._queue: WaitingLines[TaskEntry | GangEntry] = WaitingLines()
         self._gangs: dict[int, tuple[tuple[int, ...], int]] = {}
         self._family = Family()
 
@@ -49,7 +49,7 @@ class Scheduler:
     # Events ---------------------------------------------------------------------------------------------------------
 
     def node_up(self, node: int, slots: int) -> list[Action]:
-        self._nodes.add(Node(node, slots))
+        self._nodes.add(NodeEntry(node, slots))
         return self._place()
 
     def set_round_trip(self, node: int, round_trip_ns: float) -> list[Action]:
@@ -331,7 +331,7 @@ class Scheduler:
         task.node = None
 
     def _forget(self, task: int) -> TaskEntry | None:
-        """It has left the books, whatever became of it."""
+        """It has left the ledger, whatever became of it."""
         known = self._tasks.pop(task, None)
         if known is not None and known.parent is not None:
             self._family.remove(task)

@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Lines"]
+__all__ = ["WaitingLines"]
 
 
-class _Entry(Protocol):
+class _WaitingEntry(Protocol):
     turn: tuple[int, int]
 
     @property
@@ -25,10 +25,10 @@ class _Entry(Protocol):
     def line(self) -> Hashable: ...
 
 
-E = TypeVar("E", bound=_Entry)
+E = TypeVar("E", bound=_WaitingEntry)
 
 
-class Lines(Generic[E]):
+class WaitingLines(Generic[E]):
     """Entries in order. Those of one `line` may go to the same nodes, so what keeps the first back keeps all."""
 
     def __init__(self) -> None:

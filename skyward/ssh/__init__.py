@@ -8,7 +8,7 @@
 This package knows nothing of agents and frames; they know nothing of it.
 """
 
-from .connection import Completed, Connection, connect, wait_until_ready
-from .target import HostKeys, Target
+from .connection import Connection, SSHResult, connect, wait_until_ready
+from .target import HostKeys, SSHTarget
 
-__all__ = ["Completed", "Connection", "HostKeys", "Target", "connect", "wait_until_ready"]
+__all__ = ["SSHResult", "Connection", "HostKeys", "SSHTarget", "connect", "wait_until_ready"]

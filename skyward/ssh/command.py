@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from ..errors import UsageError
 
-__all__ = ["Completed", "Stopped", "run_process"]
+__all__ = ["SSHResult", "Stopped", "run_process"]
 
 _PIECE = 256 * 1024
 _LOOK_S = 0.1
@@ -29,7 +29,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completed:
+class SSHResult:
     """How a command ended: its exit code and what it wrote."""
 
     code: int
@@ -89,7 +89,7 @@ def run_process(
     on_line: Callable[[str], None] | None = None,
     marker: str = "",
     stop: threading.Event | None = None,
-) -> Completed:
+) -> SSHResult:
     """Run `argv` to its end, in a session of its own: no terminal to ask at, and no Ctrl-C but ours.
 
     `on_line` is called by this thread with each line of both streams. `marker`: a line of standard output; it and what
@@ -113,8 +113,8 @@ def run_process(
     )
     try:
         out, err = _Output(on_line, marker.encode()), _Output(on_line, b"")
-        _Run(process, _Source(input), out, err).finish(time.monotonic() + timeout_s, stop or threading.Event())
-        return Completed(code=process.wait(), stdout=out.end(), stderr=err.end())
+        _Run(process, _OutputSource(input), out, err).finish(time.monotonic() + timeout_s, stop or threading.Event())
+        return SSHResult(code=process.wait(), stdout=out.end(), stderr=err.end())
     except TimeoutError:
         raise TimeoutError(f"it did not end within {timeout_s:g} s") from None
     finally:
@@ -132,7 +132,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-class _Source:
+class _OutputSource:
     """The input, piece by piece."""
 
     def __init__(self, data: bytes | BinaryIO | None) -> None:
@@ -153,7 +153,7 @@ class _Source:
 class _Run:
     """The pipes of a process, served by one thread."""
 
-    def __init__(self, process: subprocess.Popen[bytes], source: _Source, out: _Output, err: _Output) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], source: _OutputSource, out: _Output, err: _Output) -> None:
         self._process = process
         self._selector = selectors.DefaultSelector()
         for pipe, data in ((process.stdin, source), (process.stdout, out), (process.stderr, err)):
@@ -188,7 +188,7 @@ class _Run:
         for key, _ in self._selector.select(_LOOK_S):
             if not _serve(key):
                 self._selector.unregister(key.fileobj)
-                if isinstance(key.data, _Source):
+                if isinstance(key.data, _OutputSource):
                     self._close_input()
 
     def _close_input(self) -> None:
@@ -202,7 +202,7 @@ class _Run:
 def _serve(key: selectors.SelectorKey) -> bool:
     """Move some bytes; False: this pipe is done."""
     try:
-        if isinstance(key.data, _Source):
+        if isinstance(key.data, _OutputSource):
             return key.data.write_to(key.fd)
         piece = os.read(key.fd, _PIECE)
     except BlockingIOError:  # nothing to read after all

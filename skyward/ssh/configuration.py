@@ -10,7 +10,7 @@ from typing import Any
 import paramiko
 
 from ..core.ownership import check_file
-from .target import Target
+from .target import SSHTarget
 
 __all__ = ["configuration"]
 
@@ -19,7 +19,7 @@ _ANY = "Host *"
 _PROBE = "SkywardIsHere"
 
 
-def configuration(target: Target) -> dict[str, Any]:
+def configuration(target: SSHTarget) -> dict[str, Any]:
     """By names in lower case. Raises paramiko's ConfigParseError, and UsageError for another user's file."""
     if target.config_file == "none":
         return {}

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import BinaryIO, Literal, Protocol
 
 from ..errors import AuthFailed, SkywardError, Unreachable, UsageError
-from .command import Completed
+from .command import SSHResult
 from .failures import is_not_yet
 from .runs import Pooled
-from .target import Target
+from .target import SSHTarget
 
-__all__ = ["Completed", "Connection", "Transport", "connect", "wait_until_ready"]
+__all__ = ["SSHResult", "Connection", "Transport", "connect", "wait_until_ready"]
 
 Transport = Literal["openssh", "paramiko"]
 _FIRST_PAUSE_S = 0.2
@@ -31,7 +31,7 @@ class Connection(Protocol):
     """
 
     @property
-    def target(self) -> Target: ...
+    def target(self) -> SSHTarget: ...
 
     def argv(self, command: str) -> list[str]:
         """A command of this machine that runs `command`, a line of sh, over there.
@@ -51,7 +51,7 @@ class Connection(Protocol):
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
-    ) -> Completed:
+    ) -> SSHResult:
         """Run `command`, a line of sh, over there, and wait for its end; its exit code is the caller's to judge.
 
         `input` is sent to it, a file piece by piece. `on_line` is called with each line of both streams when it
@@ -76,7 +76,7 @@ class Connection(Protocol):
 
 
 def connect(
-    target: Target,
+    target: SSHTarget,
     *,
     transport: Transport | None = None,
     stop: threading.Event | None = None,
@@ -116,7 +116,7 @@ def connect(
 
 
 def wait_until_ready(
-    target: Target,
+    target: SSHTarget,
     *,
     timeout_s: float,
     auth_grace_s: float = 0.0,

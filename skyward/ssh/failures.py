@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable
 
 from ..errors import AuthFailed, HostKeyChanged, HostKeyUnknown, SkywardError, Unreachable, UsageError
-from .target import Target
+from .target import SSHTarget
 
 __all__ = ["failure", "is_not_yet"]
 
 
-def _changed(target: Target, text: str) -> SkywardError:
+def _changed(target: SSHTarget, text: str) -> SkywardError:
     sent = re.search(r"SHA256:[A-Za-z0-9+/]+", text)
     known = re.search(r"Offending (?:.*? )?key in (.*)", text)
     whose = re.search(r"Host key for (\S+) has changed", text)  # it may be that of a host on the way
@@ -30,7 +30,7 @@ def _changed(target: Target, text: str) -> SkywardError:
     )
 
 
-def _revoked(target: Target, text: str) -> SkywardError:
+def _revoked(target: SSHTarget, text: str) -> SkywardError:
     sent = re.search(r"SHA256:[A-Za-z0-9+/]+", text)
     return HostKeyChanged(
         f"ssh {target}: the machine sent a host key that known_hosts marks as @revoked ({_saying('revoked', text)}): "
@@ -45,14 +45,14 @@ def _saying(word: str, text: str) -> str:
     return next((line for line in lines if word in line.lower()), word)
 
 
-def _unknown(target: Target, text: str) -> SkywardError:
+def _unknown(target: SSHTarget, text: str) -> SkywardError:
     found = re.search(r"host key is known for (\S+)", text)
     whose = f"the host key of {found[1]}" if found else "its host key, or that of a host on the way to it,"
     advice = "log in by hand once, with `ssh`, and compare what it shows"
     return HostKeyUnknown(f"ssh {target}: {whose} is not known: {_last_line(text)} {advice}", host=str(target))
 
 
-def _refused(target: Target, text: str) -> SkywardError:
+def _refused(target: SSHTarget, text: str) -> SkywardError:
     hints = []
     if "UNPROTECTED PRIVATE KEY" in text or "bad permissions" in text:
         hints.append("the key file can be read by others: chmod 600")
@@ -65,15 +65,15 @@ def _refused(target: Target, text: str) -> SkywardError:
     return AuthFailed(f"ssh {target}: {_last_line(text)}; {'; '.join(hints)}", host=str(target))
 
 
-def _not_yet(target: Target, text: str) -> SkywardError:
+def _not_yet(target: SSHTarget, text: str) -> SkywardError:
     return Unreachable(f"ssh {target}: {_last_line(text)}", host=str(target), is_final=False)
 
 
-def _final(target: Target, text: str) -> SkywardError:
+def _final(target: SSHTarget, text: str) -> SkywardError:
     return Unreachable(f"ssh {target}: {_last_line(text)}", host=str(target), is_final=True)
 
 
-def _unresolved(target: Target, text: str) -> SkywardError:
+def _unresolved(target: SSHTarget, text: str) -> SkywardError:
     advice = (
         f"is the name right? `ssh -G {target.host}` shows what the SSH configuration makes of it. Give an address, a "
         "name that this machine can resolve, or an alias with a HostName in ~/.ssh/config; behind another host: jump="
@@ -82,11 +82,11 @@ def _unresolved(target: Target, text: str) -> SkywardError:
     return Unreachable(f"ssh {target}: {_last_line(text)}; {advice}", host=str(target), is_final=is_final)
 
 
-def _misconfigured(target: Target, text: str) -> SkywardError:
+def _misconfigured(target: SSHTarget, text: str) -> SkywardError:
     return UsageError(f"ssh {target}: the SSH configuration: {_last_line(text, first=True)}")
 
 
-_TABLE: tuple[tuple[str, Callable[[Target, str], SkywardError]], ...] = (
+_TABLE: tuple[tuple[str, Callable[[SSHTarget, str], SkywardError]], ...] = (
     (r"REVOKED", _revoked),
     (r"HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed", _changed),
     (r"Host key verification failed|host key is known for", _unknown),
@@ -99,7 +99,7 @@ _TABLE: tuple[tuple[str, Callable[[Target, str], SkywardError]], ...] = (
 )
 
 
-def failure(target: Target, text: str) -> SkywardError:
+def failure(target: SSHTarget, text: str) -> SkywardError:
     """The error for what a client wrote. Unreachable has `is_final`: False where the machine may only be booting."""
     return next(make for pattern, make in _TABLE if re.search(pattern, text))(target, text)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from ..core.ownership import runtime_folder
 from ..errors import Unreachable
-from .target import Target
+from .target import SSHTarget
 
 __all__ = [
     "close_folder",
@@ -108,7 +108,7 @@ def locked(folder: str, *, timeout_s: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def connecting(target: Target, folder: str, limit_s: float) -> Iterator[None]:
+def connecting(target: SSHTarget, folder: str, limit_s: float) -> Iterator[None]:
     """Hold the folder's lock while its connection is made. Raises Unreachable: no time is left, or it was closed."""
     try:
         with locked(folder, timeout_s=2 * limit_s):

@@ -8,7 +8,7 @@ import hashlib
 import shlex
 
 from ..errors import HostKeyChanged, HostKeyUnknown, SkywardError
-from .target import Target
+from .target import SSHTarget
 
 __all__ = ["accepts", "fingerprint", "unknown_key"]
 
@@ -23,13 +23,13 @@ def fingerprint(key: str) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def accepts(target: Target, key: str) -> bool:
+def accepts(target: SSHTarget, key: str) -> bool:
     """Whether `key` ("type base64") is one of those that the policy "given" names."""
     given = {tuple(k.split()[:2]) for k in target.host_keys.keys if " " in k}
     return tuple(key.split()[:2]) in given or fingerprint(key) in target.host_keys.fingerprints
 
 
-def unknown_key(target: Target, line: str, known_hosts: str) -> SkywardError:
+def unknown_key(target: SSHTarget, line: str, known_hosts: str) -> SkywardError:
     """The error for a machine that sent the key in `line` (of known_hosts), which nothing here knows."""
     key = " ".join(line.split()[1:3])
     shown = f"{key.split()[0]} {fingerprint(key)}"

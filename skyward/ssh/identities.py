@@ -18,7 +18,7 @@ from typing import Any
 import paramiko
 
 from ..core.ownership import check_path
-from .target import Target
+from .target import SSHTarget
 
 __all__ = ["Identities"]
 
@@ -31,7 +31,7 @@ _agent_variable = threading.Lock()
 class Identities:
     """For `auth_strategy` of paramiko's client; `said` is what the SSH configuration says."""
 
-    def __init__(self, target: Target, said: dict[str, Any]) -> None:
+    def __init__(self, target: SSHTarget, said: dict[str, Any]) -> None:
         self._user: str = target.user or said.get("user") or getpass.getuser()
         given = [target.key_file] if target.key_file else said.get("identityfile", [])
         files = [path for path in map(os.path.expanduser, given) if os.path.isfile(path)]

@@ -13,7 +13,7 @@ import sys
 
 from ..core.process import PACKAGE_ROOT
 from ..errors import SkywardError
-from .target import Target
+from .target import SSHTarget
 
 __all__ = ["argv", "main"]
 
@@ -26,7 +26,7 @@ main(*sys.argv[2:])
 _NO_CONNECTION = 255
 
 
-def argv(module: str, folder: str, target: Target, command: str) -> list[str]:
+def argv(module: str, folder: str, target: SSHTarget, command: str) -> list[str]:
     """Runs `module`'s `main(folder, target, command)` in a Python without site and environment."""
     path = json.dumps(list(dict.fromkeys([PACKAGE_ROOT, *map(os.path.abspath, sys.path)])))
     words = [module, folder, target.to_json(), command]
@@ -35,7 +35,7 @@ def argv(module: str, folder: str, target: Target, command: str) -> list[str]:
 
 def main(module: str, folder: str, target: str, command: str = "") -> None:
     try:
-        importlib.import_module(module).main(folder, Target.from_json(target), command)
+        importlib.import_module(module).main(folder, SSHTarget.from_json(target), command)
     except SkywardError as error:
         sys.stderr.write(f"skyward: {error}\n")
         sys.exit(_NO_CONNECTION)

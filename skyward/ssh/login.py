@@ -19,7 +19,7 @@ from .failures import failure
 from .hostkeys import accepts, fingerprint, unknown_key
 from .identities import Identities
 from .knownhosts import known_keys
-from .target import HostKeys, Target
+from .target import HostKeys, SSHTarget
 
 __all__ = ["Login"]
 
@@ -31,7 +31,7 @@ _MAX_JUMPS = 8
 class Login:
     """A machine, and the connections to it. More than one only where its sshd allows few sessions on each."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: SSHTarget) -> None:
         self.target = target
         self.heard = time.monotonic()
         """When the machine last said anything."""
@@ -77,7 +77,7 @@ class Login:
 
     # One connection -------------------------------------------------------------------------------------------------
 
-    def _connected(self, target: Target, jumps: int) -> paramiko.SSHClient:
+    def _connected(self, target: SSHTarget, jumps: int) -> paramiko.SSHClient:
         try:
             return self._log_in(target, jumps)
         except SkywardError:
@@ -91,7 +91,7 @@ class Login:
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise failure(target, str(error) or "it closed the connection") from error
 
-    def _log_in(self, target: Target, jumps: int) -> paramiko.SSHClient:
+    def _log_in(self, target: SSHTarget, jumps: int) -> paramiko.SSHClient:
         said = configuration(target)
         host = said.get("hostname", target.host)
         port = target.port or int(said.get("port", 22))
@@ -118,7 +118,7 @@ class Login:
             raise
         return client
 
-    def _socket(self, target: Target, said: dict[str, Any], host: str, port: int, jumps: int) -> Any:
+    def _socket(self, target: SSHTarget, said: dict[str, Any], host: str, port: int, jumps: int) -> Any:
         """What leads to the machine: a socket, a channel of a jump host, or a proxy's process."""
         jump = target.jump or said.get("proxyjump")
         if jump and jump != "none":
@@ -158,7 +158,7 @@ class _Heard:
         return getattr(self._sock, name)
 
 
-def _jump_target(target: Target, jump: str, before: str | None) -> Target:
+def _jump_target(target: SSHTarget, jump: str, before: str | None) -> SSHTarget:
     """`jump`: "user@host:port"; its key is the user's to know."""
     match = re.fullmatch(r"(?:ssh://)?(?:([^@]+)@)?(\[[^\]]+\]|[^:]+)(?::(\d+))?", jump.strip())
     if match is None:
@@ -192,7 +192,7 @@ def _known_hosts(keys: HostKeys, said: dict[str, Any]) -> list[str]:
 class _Policy(paramiko.MissingHostKeyPolicy):
     """Judges every key: paramiko, which is told of none, reads neither patterns nor marks of known_hosts."""
 
-    def __init__(self, target: Target, files: list[str], name: str) -> None:
+    def __init__(self, target: SSHTarget, files: list[str], name: str) -> None:
         self._target = target
         self._file = files[0] if files else ""
         self._known = known_keys(files, name)

@@ -16,7 +16,7 @@ from .failures import failure
 from .folder import close_folder, connecting, kill_process, make_folder, record_process
 from .hostkeys import accepts, unknown_key
 from .runs import Pooled
-from .target import HostKeys, Target
+from .target import HostKeys, SSHTarget
 
 __all__ = ["Master", "main", "openssh"]
 
@@ -31,7 +31,7 @@ _CHECK_S = 2.0
 """A master answers within microseconds, from memory. One that does not in this time hangs."""
 
 
-def openssh(target: Target) -> Pooled:
+def openssh(target: SSHTarget) -> Pooled:
     """A Connection through `ssh`. Raises UsageError where the target names a key file that is not there."""
     target.check_key_file()
     return Pooled(Master(target, make_folder()), __name__, terminal="skyward.ssh.terminal")
@@ -40,7 +40,7 @@ def openssh(target: Target) -> Pooled:
 class Master:
     """The Holder: a master of ControlMaster, and the socket in `folder` by which other `ssh` reach it."""
 
-    def __init__(self, target: Target, folder: str) -> None:
+    def __init__(self, target: SSHTarget, folder: str) -> None:
         self.target = target
         self.folder = folder
         self._socket = os.path.join(folder, "m.sock")
@@ -205,7 +205,7 @@ def _quoted(path: str) -> str:
     return '"' + os.path.abspath(os.path.expanduser(path)).replace("%", "%%") + '"'
 
 
-def _config(target: Target) -> str:
+def _config(target: SSHTarget) -> str:
     """What holds for the machine and for the hosts on the way to it; then the user's own.
 
     Options on the command line would not reach the `ssh` of a jump host; this file does.
@@ -235,7 +235,7 @@ def _config(target: Target) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(folder: str, target: Target, command: str) -> None:
+def main(folder: str, target: SSHTarget, command: str) -> None:
     """Of what `argv` gives: make sure of the master, then become the `ssh` that runs the command through it."""
     master = Master(target, folder)
     master.ensure()

@@ -27,7 +27,7 @@ from . import launch
 from .command import run_process
 from .folder import close_folder, connecting, kill_process, make_folder, record_process
 from .runs import Pooled
-from .target import Target
+from .target import SSHTarget
 
 __all__ = ["ParamikoHolder", "main", "pure", "receive", "send"]
 
@@ -38,7 +38,7 @@ _PAUSE_S = 0.1
 _LENGTH = struct.Struct("<I")
 
 
-def pure(target: Target) -> Pooled:
+def pure(target: SSHTarget) -> Pooled:
     """A Connection through paramiko. Raises MissingDependency; UsageError where there is no such key file."""
     if importlib.util.find_spec("paramiko") is None:
         raise MissingDependency("there is no `ssh` command here and no paramiko: `pip install skyward[ssh]`")
@@ -49,7 +49,7 @@ def pure(target: Target) -> Pooled:
 class ParamikoHolder:
     """The Holder: `skyward.ssh.pure_process`, and the socket by which relays reach it."""
 
-    def __init__(self, target: Target, folder: str) -> None:
+    def __init__(self, target: SSHTarget, folder: str) -> None:
         self.target = target
         self.folder = folder
         self.socket_path = os.path.join(folder, "p.sock")
@@ -93,7 +93,7 @@ class ParamikoHolder:
             return 0
 
 
-def _error_of(target: Target, text: str, stderr: str) -> SkywardError:
+def _error_of(target: SSHTarget, text: str, stderr: str) -> SkywardError:
     """What the process said before it gave up: one of our errors, by a pipe that only we read."""
     if text.startswith("error "):
         error: SkywardError = pickle.loads(base64.b64decode(text.split()[1]))
@@ -117,7 +117,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return json.loads(data[_LENGTH.size :]), fds
 
 
-def main(folder: str, target: Target, command: str) -> None:
+def main(folder: str, target: SSHTarget, command: str) -> None:
     """The relay."""
     holder = ParamikoHolder(target, folder)
     answer: dict[str, Any] = {"has_begun": False}

@@ -22,7 +22,7 @@ import paramiko
 from ..errors import SkywardError
 from .login import Login
 from .pure import receive, send
-from .target import Target
+from .target import SSHTarget
 
 __all__ = ["main"]
 
@@ -34,7 +34,7 @@ _PIECE = 256 * 1024
 _LOOK_S = 0.5
 
 
-def main(folder: str, target: Target, _: str) -> None:
+def main(folder: str, target: SSHTarget, _: str) -> None:
     ready, said = os.pipe()
     if os.fork():  # before there are threads
         os.close(said)

@@ -12,8 +12,8 @@ from typing import BinaryIO, Protocol
 
 from ..errors import SkywardError, Unreachable
 from . import launch
-from .command import Completed, Stopped, run_process
-from .target import Target
+from .command import SSHResult, Stopped, run_process
+from .target import SSHTarget
 
 __all__ = ["Holder", "Pooled", "in_sh"]
 
@@ -40,7 +40,7 @@ class Holder(Protocol):
     and each user makes sure that it is there.
     """
 
-    target: Target
+    target: SSHTarget
     folder: str
 
     def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
@@ -106,7 +106,7 @@ class Pooled:
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
-    ) -> Completed:
+    ) -> SSHResult:
         either = _Either(self._closing, stop)
         with self._counted():
             mark = f"{_VARIABLE}={os.urandom(8).hex()}"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..core.ownership import check_path
 from ..errors import UsageError
 
-__all__ = ["HostKeys", "Target"]
+__all__ = ["HostKeys", "SSHTarget"]
 
 _KEY = re.compile(r"(ssh|ecdsa|sk-ssh|sk-ecdsa)-[\w.@-]+ [A-Za-z0-9+/=]+( .*)?$")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}=?$")
@@ -51,7 +51,7 @@ class HostKeys:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class SSHTarget:
     """A machine as `ssh` would be told of it; None: whatever the user's SSH configuration says.
 
     host: a name, an address or an alias of the configuration.
@@ -106,7 +106,7 @@ class Target:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Target:
+    def from_json(cls, text: str) -> SSHTarget:
         fields: dict[str, Any] = json.loads(text)
         keys = fields.pop("host_keys")
         return cls(**fields, host_keys=HostKeys(**{**keys, "keys": tuple(keys["keys"])}))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from .openssh import Master
-from .target import Target
+from .target import SSHTarget
 
 __all__ = ["main"]
 
 
-def main(folder: str, target: Target, command: str) -> None:
+def main(folder: str, target: SSHTarget, command: str) -> None:
     """Of what `Connection.terminal` gives: make sure of the master, then become the `ssh` that goes through it."""
     master = Master(target, folder)
     master.ensure()

@@ -1,1 +1,1 @@
-"""What other processes of this user read: the journal of what was rented, open pools, their output."""
+"""State on disk for other processes of this user: journals of rentals, open pools, their output."""

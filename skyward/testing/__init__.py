@@ -1,4 +1,4 @@
-"""What skyward ships for tests: conformance suites, fault injection, a pytest plugin.
+"""Test tools for users: conformance suites, fault injection, a pytest plugin.
 
     @pytest.fixture(scope="module")
     def pool():

@@ -38,7 +38,7 @@ from ..errors import MissingDependency, UsageError
 from ..integrations.base import integrations_of
 from ..node.slot.runtime import instance_info
 from ..pool.pool import ComputePool
-from ..values.launch import Integration, Launch
+from ..values.launch import Integration, ProcessLaunch
 from ..values.topology import Peer, Rank
 
 __all__ = ["IntegrationSuite"]
@@ -141,7 +141,7 @@ class IntegrationSuite(ABC):
     # What travels ---------------------------------------------------------------------------------------------------
 
     def test_it_travels_and_is_loaded_without_the_framework(self, integration: Integration) -> None:
-        launch = pickle.dumps(Launch(integrations=(integration,)))
+        launch = pickle.dumps(ProcessLaunch(integrations=(integration,)))
         loaded = subprocess.run(
             [sys.executable, "-c", _LOAD, launch.hex(), *sys.path], capture_output=True, text=True, check=False
         )

@@ -1,4 +1,4 @@
-"""Training: one event model, its callbacks, job control and checkpoints, in any process and any framework.
+"""Training in any process and any framework: events, callbacks, checkpoints, evaluation, job control.
 
     from skyward.training import JsonLogger, Trainer, TrainingArguments
 

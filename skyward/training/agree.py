@@ -40,7 +40,7 @@ def _rank_failed(rank: int, error: str, where: str) -> RankFailed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class RankFailure:
     """What a rank that raised says to the others."""
 
     rank: int
@@ -48,7 +48,7 @@ class Failure:
     where: str
 
     @classmethod
-    def of(cls, rank: int, error: BaseException, where: str) -> Failure:
+    def of(cls, rank: int, error: BaseException, where: str) -> RankFailure:
         return cls(rank=rank, error=f"{type(error).__name__}: {error}", where=where)
 
 
@@ -70,7 +70,7 @@ class Ranks(Protocol):
         Raises: RankFailed where a rank has raised instead.
         """
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: RankFailure) -> None:
         """Takes part in the others' next exchange by a failure. Raises nothing."""
 
     def flags(self, bits: int) -> int:
@@ -91,7 +91,7 @@ class Alone:
     def exchange(self, value: T) -> list[T]:
         return [value]
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: RankFailure) -> None:
         return
 
     def flags(self, bits: int) -> int:
@@ -128,11 +128,11 @@ class TorchRanks:
     def exchange(self, value: T) -> list[T]:
         answers = self._gather(value)
         for answer in answers:
-            if isinstance(answer, Failure):
+            if isinstance(answer, RankFailure):
                 raise RankFailed(rank=answer.rank, error=answer.error, where=answer.where)
         return cast("list[T]", answers)
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: RankFailure) -> None:
         self._gather(failure)
 
     def flags(self, bits: int) -> int:

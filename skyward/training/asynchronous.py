@@ -28,7 +28,7 @@ from ..errors import UsageError
 from .bus import CallbackHandler, callback_name, callback_state_key
 from .event_copies import LIVE, event_as_it_is
 from .events import EVENTS, ErrorPolicy, Stateful, TrainerCallback
-from .handler_queue import Call, HandlerQueue
+from .handler_queue import HandlerCall, HandlerQueue
 from .handlers import handlers_of
 
 __all__ = ["Asynchronous", "asynchronously"]
@@ -178,7 +178,7 @@ class Asynchronous(TrainerCallback):
         taken = event_as_it_is(context)
         step = getattr(taken.get("state"), "global_step", None)
         where = f"{self.name}.{event}" if step is None else f"{self.name}.{event} of step {step}"
-        self._queue.put(Call(where=where, handler=handler, context=taken))
+        self._queue.put(HandlerCall(where=where, handler=handler, context=taken))
 
     def _at_once(self, event: str, handler: Callable[..., Any], **context: Any) -> Any:
         if event == "on_train_begin":

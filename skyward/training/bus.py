@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from ..errors import UsageError
-from .agree import Alone, Failure, RankFailed, Ranks
+from .agree import Alone, RankFailed, RankFailure, Ranks
 from .events import EVENTS, ErrorPolicy, Stateful, TrainerControl
 from .handlers import Handler, check_handlers, has_handler, keyword_handler, misnamed_handlers, was_not_entered
 
@@ -27,7 +27,7 @@ _FAILED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _Registration:
     """One callback's handler of one event."""
 
     callback: object
@@ -51,7 +51,7 @@ class CallbackHandler:
         self._callbacks: list[object] = []
         self._disabled: list[object] = []
         self._broken: list[tuple[object, Exception, str]] = []
-        self._index: dict[str, list[_Entry]] | None = None
+        self._index: dict[str, list[_Registration]] | None = None
         self._kept: Exception | None = None
         self._kept_where = ""
         for callback in callbacks:
@@ -198,12 +198,12 @@ class CallbackHandler:
 
     # Within ----------------------------------------------------------------------------------------------------------
 
-    def _handlers(self, event: str) -> list[_Entry]:
+    def _handlers(self, event: str) -> list[_Registration]:
         if self._index is None:
             self._index = {each: list(self._entries(each)) for each in EVENTS}
         return self._index.get(event, [])
 
-    def _entries(self, event: str) -> Iterator[_Entry]:
+    def _entries(self, event: str) -> Iterator[_Registration]:
         for callback in self._callbacks:
             if any(callback is each for each in self._disabled) or not has_handler(callback, event):
                 continue
@@ -212,20 +212,20 @@ class CallbackHandler:
                 continue
             runs_here = getattr(callback, "runs_on", "every_rank") == "every_rank" or self.ranks.rank == 0
             if runs_here or is_collective:
-                yield _Entry(callback, keyword_handler(callback, event), is_collective)
+                yield _Registration(callback, keyword_handler(callback, event), is_collective)
 
-    def _together(self, entry: _Entry, context: Mapping[str, Any]) -> Any:
+    def _together(self, entry: _Registration, context: Mapping[str, Any]) -> Any:
         """A collective handler's answer, when it has ended well on all ranks."""
         self._raise_broken(entry.callback)
         answer = entry.handler(**context)
         self.ranks.exchange(None)
         return answer
 
-    def _failed(self, entry: _Entry, event: str, error: Exception) -> None:
+    def _failed(self, entry: _Registration, event: str, error: Exception) -> None:
         where = f"{callback_name(entry.callback)}.{event}"
         from_elsewhere = isinstance(error, RankFailed)
         if entry.is_collective and not from_elsewhere:
-            self.ranks.fail(Failure.of(self.ranks.rank, error, where))
+            self.ranks.fail(RankFailure.of(self.ranks.rank, error, where))
         if was_not_entered(error, __name__):
             error.add_note(f"{where} gets everything by keyword: name what it needs (args, state, ...), and **kwargs")
         policy: ErrorPolicy = getattr(entry.callback, "on_error", "raise")
@@ -258,7 +258,7 @@ class CallbackHandler:
     def _raise_everywhere(self) -> None:
         kept = self._kept
         self._kept = None
-        mine = None if kept is None else Failure.of(self.ranks.rank, kept, self._kept_where)
+        mine = None if kept is None else RankFailure.of(self.ranks.rank, kept, self._kept_where)
         others = self.ranks.exchange((mine,))
         if kept is not None:
             raise kept

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["Call", "HandlerQueue"]
+__all__ = ["HandlerCall", "HandlerQueue"]
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ IDLE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class HandlerCall:
     where: str
     """How errors name it: callback, event and step."""
     handler: Callable[..., Any]
@@ -36,8 +36,8 @@ class HandlerQueue:
     def __init__(self, name: str, most: int, timeout_s: float) -> None:
         self._name, self._most, self._timeout_s = name, most, timeout_s
         self._changed = threading.Condition()
-        self._calls: deque[Call] = deque()
-        self._running: Call | None = None
+        self._calls: deque[HandlerCall] = deque()
+        self._running: HandlerCall | None = None
         self._thread: threading.Thread | None = None
         self._is_ending = False
         self._error: Exception | None = None
@@ -47,7 +47,7 @@ class HandlerQueue:
         with self._changed:
             return len(self._calls) + (self._running is not None)
 
-    def put(self, call: Call) -> None:
+    def put(self, call: HandlerCall) -> None:
         """Waits while there are too many. Nothing is taken while an error has not been."""
         with self._changed:
             self._wait_for(lambda: len(self._calls) < self._most)
@@ -117,7 +117,7 @@ class HandlerQueue:
             del call, error  # or they would live as long as the thread is idle
 
 
-def _error_of(call: Call) -> Exception | None:
+def _error_of(call: HandlerCall) -> Exception | None:
     control = call.context.get("control")
     before = dict(vars(control)) if control is not None else {}
     try:
@@ -132,7 +132,7 @@ def _error_of(call: Call) -> Exception | None:
     return None
 
 
-def _refused(call: Call, what: str) -> UsageError:
+def _refused(call: HandlerCall, what: str) -> UsageError:
     event = call.where.partition(" ")[0].rpartition(".")[2]
     return UsageError(
         f"{call.where} {what}; beside training it would come at a step that nobody can tell: give it "

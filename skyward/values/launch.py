@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from .topology import Rank
 
-__all__ = ["Integration", "Launch", "RanksPerNode"]
+__all__ = ["Integration", "ProcessLaunch", "RanksPerNode"]
 
 RanksPerNode = int | Literal["auto"]
 
@@ -46,7 +46,7 @@ class Integration(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class ProcessLaunch:
     """How the processes of a call are made; plain data, applied first.
 
     A call without integrations runs in a slot that lives as long as the pool; one with integrations runs as a gang:

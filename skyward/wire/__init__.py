@@ -1,1 +1,1 @@
-"""Frames, payloads and blobs, and the channels that they travel on."""
+"""Frames, payloads and blobs, and the channels that carry them."""

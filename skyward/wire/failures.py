@@ -24,7 +24,7 @@ from ..core import interrupts
 from ..core.printable import printable_lines
 from ..errors import RemoteError, SkywardError, TaskError
 
-__all__ = ["Failure", "decode_failure", "encode_exception", "encode_failure", "stamp_as", "stamp_failure"]
+__all__ = ["EncodedFailure", "decode_failure", "encode_exception", "encode_failure", "stamp_as", "stamp_failure"]
 
 _TEXT_LIMIT = 32 * 1024
 _PICKLE_LIMIT = 128 * 1024
@@ -34,7 +34,7 @@ _stamped: tuple[BaseException, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class EncodedFailure:
     """What the slot knows of a failed call. `pickled` is None where the exception cannot travel."""
 
     type_name: str
@@ -78,7 +78,7 @@ def encode_failure(
     if pickled is not None and len(pickled) > _PICKLE_LIMIT:
         reason = f"it is too large: {len(pickled)} bytes; the limit is {_PICKLE_LIMIT}"
         pickled = None
-    failure = Failure(
+    failure = EncodedFailure(
         type_name=_type_name(error),
         message=_shortened(_message(error)),
         traceback=_shortened(_traceback_text(error, hide)),
@@ -149,7 +149,9 @@ def _restore(error: BaseException, state: Any) -> None:
         error.add_note(note)
 
 
-def decode_failure(failure: Failure, *, where: str, node: int | None, task: str, log_tail: str = "") -> BaseException:
+def decode_failure(
+    failure: EncodedFailure, *, where: str, node: int | None, task: str, log_tail: str = ""
+) -> BaseException:
     """The exception to raise here, with notes that say what happened there."""
     error: BaseException | None = None
     reason = failure.reason

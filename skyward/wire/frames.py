@@ -29,7 +29,7 @@ __all__ = [
     "QUIET",
     "Frame",
     "FrameParser",
-    "Kind",
+    "FrameKind",
     "pack",
 ]
 
@@ -43,11 +43,11 @@ MAX_BODY = INLINE_LIMIT + 64 * 1024
 """An inline payload of `INLINE_LIMIT` plus its references; a longer length is a broken or foreign peer."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is for. C: client, A: agent, S: slot, K: keeper."""
 
     # Session.
-    HELLO = 1  # C,K > A  json: version, role, pool; on a stream of a client also what `cluster.dial` says
+    HELLO = 1  # C,K > A  json: version, role, pool; on a stream of a client also what `engine.dialler` says
     WELCOME = 2  # A > C    json: node facts
     LEASE = 3  # K > A    renews the lease
     SHUTDOWN = 4  # C,K > A  end now
@@ -112,7 +112,7 @@ class Kind(IntEnum):
     ASK = 61  # C > A > S
     ANSWER = 62  # S > A > C  lane: 0 answered, 1 nobody answers there, 2 too many are open, 3 the answer is too large
 
-    # Calls that a task makes of other nodes; ident: the number of the call, see `nested`. So have their blobs.
+    # Calls that a task makes of other nodes; ident: the number of the call, see `nested_calls`. So have their blobs.
     CALL = 70  # S > A > C  payload: NestedCall
     UNCALL = 71  # S > A > C  nobody waits for it any more
     OUTCOME = 72  # C > A > S  payload: Outcome

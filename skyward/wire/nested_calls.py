@@ -13,7 +13,7 @@ from .blobs import Blob
 from .layout import parse, references
 from .payloads import Encoded, decode, encode
 
-__all__ = ["IS_NESTED", "NestedCall", "Outcome", "message_of", "packed", "payload_in"]
+__all__ = ["IS_NESTED", "NestedCall", "NestedOutcome", "message_of", "packed", "payload_in"]
 
 IS_NESTED = 1 << 63
 """Bit of the number of such a call: the client's own numbers have it not."""
@@ -39,7 +39,7 @@ class NestedCall(NamedTuple):
     first_node: int = 0
 
 
-class Outcome(NamedTuple):
+class NestedOutcome(NamedTuple):
     """OUTCOME. status: "value" (one payload), "values" (one for each node), "failed" (a pickled TaskFailure's fields),
     "error" (a pickled exception), "cancelled".
     """
@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     payloads: tuple[bytes, ...] = ()
 
 
-def packed(message: NestedCall | Outcome, blobs: Iterable[Blob]) -> Encoded:
+def packed(message: NestedCall | NestedOutcome, blobs: Iterable[Blob]) -> Encoded:
     """The message with its own blobs and those of the payloads in it, each once."""
     outer = encode(tuple(message), Blob.snapshot)
     by_name = {blob.digest: blob for blob in (*outer.blobs, *blobs)}

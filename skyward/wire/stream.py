@@ -22,7 +22,7 @@ from ..errors import InternalError
 from .blobs import DIGEST_SIZE, Blob, BlobWriter
 from .channel import CONTROL, ChannelClosed
 from .ends import Ends, Stripes
-from .frames import HAS_FD, HEADER, MAX_BODY, Frame, Kind, pack
+from .frames import HAS_FD, HEADER, MAX_BODY, Frame, FrameKind, pack
 
 __all__ = ["MAGIC", "PIECE_SIZE", "StreamChannel"]
 
@@ -45,13 +45,22 @@ _ACK_BESIDE = 16
 _PIECE_HEAD = struct.Struct(f"<{DIGEST_SIZE}sQQ")
 _PING = struct.Struct("<d")
 _ABOUT_THE_LINK = frozenset(
-    (Kind.HELLO, Kind.WELCOME, Kind.GOODBYE, Kind.ATTACH, Kind.PING, Kind.PONG, Kind.ACK, Kind.TURN)
+    (
+        FrameKind.HELLO,
+        FrameKind.WELCOME,
+        FrameKind.GOODBYE,
+        FrameKind.ATTACH,
+        FrameKind.PING,
+        FrameKind.PONG,
+        FrameKind.ACK,
+        FrameKind.TURN,
+    )
 )
-_TURN = pack(Kind.TURN)
+_TURN = pack(FrameKind.TURN)
 _ROUND_TRIPS = 8
 
 
-class _Source:
+class _FrameSource:
     """A blob that is being sent; kept until its last piece need not be sent again."""
 
     __slots__ = ("_held", "blob", "digest", "flags", "ident", "lane", "offset", "size")
@@ -73,7 +82,7 @@ class _Source:
 
     def next_piece(self) -> _Sent:
         length = min(PIECE_SIZE, self.size - self.offset)
-        head = HEADER.pack(_PIECE_HEAD.size + length, Kind.BLOB, self.flags, self.lane, self.ident)
+        head = HEADER.pack(_PIECE_HEAD.size + length, FrameKind.BLOB, self.flags, self.lane, self.ident)
         piece = head + _PIECE_HEAD.pack(self.digest, self.size, self.offset), self, self.offset, length
         self.offset += length
         return piece
@@ -82,7 +91,7 @@ class _Source:
         self._held[0] -= self.size
 
 
-_Sent = tuple[bytes, _Source | None, int, int]
+_Sent = tuple[bytes, _FrameSource | None, int, int]
 """A frame as it goes out: its bytes and, of a piece, the file, offset and length of the rest."""
 
 
@@ -100,13 +109,13 @@ class StreamChannel:
         self._checks_blobs = checks_blobs
         self._ends: Ends | None = None
         # Going out.
-        self._out: tuple[deque[bytes | _Source], ...] = (deque(), deque(), deque())
+        self._out: tuple[deque[bytes | _FrameSource], ...] = (deque(), deque(), deque())
         self._beside: deque[bytes] = deque()
         self._unacked: deque[_Sent] = deque()
         self._dropped = 0
         self._resend: deque[_Sent] = deque()
         self._partial: memoryview | None = None
-        self._file: tuple[_Source, int, int] | None = None
+        self._file: tuple[_FrameSource, int, int] | None = None
         self._held = [0]
         self._is_turn_told = False
         """`_partial` is a TURN."""
@@ -219,11 +228,11 @@ class StreamChannel:
     ) -> None:
         """`blob`, or `fd`, which is then duplicated: what a BLOB frame is about. Raises OSError, with `fd` only."""
         flags &= ~HAS_FD
-        if fd >= 0 and kind == Kind.BLOB:
+        if fd >= 0 and kind == FrameKind.BLOB:
             digest, size, _ = _PIECE_HEAD.unpack_from(body)
             blob = Blob(digest, size, os.dup(fd))
         if blob is not None:
-            self._out[priority].append(_Source(blob, ident, body, flags, lane, self._held))
+            self._out[priority].append(_FrameSource(blob, ident, body, flags, lane, self._held))
         elif fd < 0:
             self._out[priority].append(HEADER.pack(len(body), kind, flags, lane, ident) + body)
         else:
@@ -235,7 +244,7 @@ class StreamChannel:
 
     def ping(self) -> None:
         """Ask for a sign of life; `round_trip_s` and `heard_at` tell of the answer."""
-        self._beside.append(pack(Kind.PING, self.received, _PING.pack(time.monotonic())))
+        self._beside.append(pack(FrameKind.PING, self.received, _PING.pack(time.monotonic())))
 
     @property
     def held_bytes(self) -> int:
@@ -333,7 +342,7 @@ class StreamChannel:
         for lane in self._out:
             if lane:
                 first = lane[0]
-                if isinstance(first, _Source):
+                if isinstance(first, _FrameSource):
                     sent = first.next_piece()
                     if first.offset >= first.size:
                         lane.popleft()
@@ -349,7 +358,7 @@ class StreamChannel:
         self._untold_bytes = 0
         self._told = self.received
         self._told_at = time.monotonic()
-        return pack(Kind.ACK, self._told)
+        return pack(FrameKind.ACK, self._told)
 
     def _forget_acked(self) -> None:
         while self._dropped < self._acked and self._unacked:
@@ -409,12 +418,12 @@ class StreamChannel:
             body = self._view[at + HEADER.size : stop]
             at = stop
             if kind in _ABOUT_THE_LINK:
-                if kind == Kind.TURN:
+                if kind == FrameKind.TURN:
                     at, have = 0, self._turn(at, have, ends)
                 elif not self._is_ours(kind, ident, body):
                     frames.append(Frame(kind, flags, lane, ident, bytes(body)))
                 continue
-            if kind == Kind.BLOB:
+            if kind == FrameKind.BLOB:
                 blob = self._take_piece(ident, flags, lane, body)
                 if blob is not None:
                     frames.append(blob)
@@ -446,13 +455,13 @@ class StreamChannel:
 
     def _is_ours(self, kind: int, ident: int, body: memoryview) -> bool:
         """Whether it is for the channel itself."""
-        if kind == Kind.ACK:
+        if kind == FrameKind.ACK:
             self._acked = max(self._acked, ident)
-        elif kind == Kind.PING:
+        elif kind == FrameKind.PING:
             self._acked = max(self._acked, ident)
             self.pings += 1
-            self._beside.append(pack(Kind.PONG, self.received, bytes(body)))
-        elif kind == Kind.PONG:
+            self._beside.append(pack(FrameKind.PONG, self.received, bytes(body)))
+        elif kind == FrameKind.PONG:
             self._acked = max(self._acked, ident)
             self.pongs += 1
             self._round_trips.append(max(0.0, time.monotonic() - _PING.unpack(body)[0]))
@@ -471,4 +480,4 @@ class StreamChannel:
             return None
         del self._incoming[digest]
         self._owes_ack = True  # the other side keeps its file until then
-        return Frame(Kind.BLOB, flags | HAS_FD, lane, ident, _PIECE_HEAD.pack(digest, size, 0), blob.finish())
+        return Frame(FrameKind.BLOB, flags | HAS_FD, lane, ident, _PIECE_HEAD.pack(digest, size, 0), blob.finish())

@@ -20,7 +20,7 @@ from skyward.bootstrap.code import gather
 from skyward.bootstrap.prepare import Ready, prepare
 from skyward.errors import BootstrapFailed, NodeError, SkywardError
 from skyward.events import Event, PhaseEnded, PhaseOutput, PhaseStarted
-from skyward.ssh import Connection, Target, connect
+from skyward.ssh import Connection, SSHTarget, connect
 from skyward.values.image import Image
 from tests.hosts.fixtures import NewHost
 from tests.hosts.host import Host
@@ -35,7 +35,7 @@ READY_S = 8.0  # 2 where nobody else has the cores
 
 @contextmanager
 def connected(host: Host, user: str = "root") -> Iterator[Connection]:
-    target = Target(host=host.name, user=user, config_file=str(host.bed.ssh_config))
+    target = SSHTarget(host=host.name, user=user, config_file=str(host.bed.ssh_config))
     with closing(connect(target)) as connection:
         yield connection
 

@@ -11,7 +11,7 @@ import pytest
 
 import skyward as sky
 from skyward.bootstrap.code import gather
-from skyward.bootstrap.preflight import Finding, check, preflight
+from skyward.bootstrap.preflight import PreflightFinding, check, preflight
 from skyward.errors import UsageError
 from skyward.values.image import Image
 from tests.bootstrap.packages import Index
@@ -19,7 +19,7 @@ from tests.bootstrap.packages import Index
 OTHER = "3.12" if sys.version_info[:2] == (3, 11) else "3.11"
 
 
-def certain(findings: list[Finding]) -> list[str]:
+def certain(findings: list[PreflightFinding]) -> list[str]:
     return [str(finding) for finding in findings if finding.is_certain]
 
 

@@ -15,7 +15,7 @@ import pytest
 from skyward.bootstrap.payload import script
 from skyward.bootstrap.undo import marked, undo
 from skyward.errors import ProviderError
-from skyward.ssh.command import Completed
+from skyward.ssh.command import SSHResult
 from tests.waiting import until
 
 NOBODY = 65534
@@ -23,9 +23,9 @@ NOBODY = 65534
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a node is Linux: its processes are found in /proc")
 
 
-def run(command: str, *, input: object = None, timeout_s: float, on_line: object = None) -> Completed:  # noqa: A002
+def run(command: str, *, input: object = None, timeout_s: float, on_line: object = None) -> SSHResult:  # noqa: A002
     done = subprocess.run(["sh", "-c", command], input=input, capture_output=True, timeout=timeout_s, check=False)  # type: ignore[call-overload]
-    return Completed(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    return SSHResult(code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def test_processes_of_the_node_are_ended_however_they_detached_themselves(folder
 
 
 def test_a_shell_that_does_not_answer_is_an_error(folder: Path) -> None:
-    def dumb(command: str, **options: object) -> Completed:
-        return Completed(code=127, stdout=b"", stderr=b"sh: not found")
+    def dumb(command: str, **options: object) -> SSHResult:
+        return SSHResult(code=127, stdout=b"", stderr=b"sh: not found")
 
     with pytest.raises(ProviderError, match=r"code 127.*sh: not found"):
         undo(dumb, [folder.name])

@@ -13,7 +13,7 @@ import pytest
 from skyward import errors
 from skyward.cli import main
 from skyward.cli.doctor import Report, describe, examine
-from skyward.cli.host import Host, Support, examine_host
+from skyward.cli.host import HostFacts, Support, examine_host
 from skyward.cli.packages import Extra, Package, PackageState, examine_extras
 
 GIB = 1024**3
@@ -110,7 +110,7 @@ def test_a_folder_on_the_path_is_not_an_installation() -> None:
         examine_extras("a-distribution-that-nobody-made")
 
 
-def a_host(**changed: object) -> Host:
+def a_host(**changed: object) -> HostFacts:
     values: dict[str, object] = {
         "python": "CPython 3.11.9",
         "executable": "/usr/bin/python3",
@@ -125,10 +125,10 @@ def a_host(**changed: object) -> Host:
         "supports": (),
         "problems": (),
     }
-    return Host(**(values | changed))  # type: ignore[arg-type]
+    return HostFacts(**(values | changed))  # type: ignore[arg-type]
 
 
-def a_report(host: Host, *extras: Extra) -> Report:
+def a_report(host: HostFacts, *extras: Extra) -> Report:
     core = Extra(name="core", packages=(Package(name="cloudpickle", version="3.1", state=PackageState.INSTALLED),))
     return Report(version="0.1", host=host, core=core, extras=extras)
 

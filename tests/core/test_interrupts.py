@@ -1,4 +1,4 @@
-"""Signal handlers wait while the engine's books are open, and no signal is lost."""
+"""Signal handlers wait while the engine's ledger is locked, and no signal is lost."""
 
 from __future__ import annotations
 

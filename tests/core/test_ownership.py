@@ -20,7 +20,7 @@ from skyward.errors import RendezvousFailed, UsageError
 from skyward.node.slot.ports import PortLocks
 from skyward.pool.config import pool_names
 from skyward.providers.local import collect_garbage
-from skyward.ssh import Target
+from skyward.ssh import SSHTarget
 from skyward.ssh.configuration import configuration
 from skyward.ssh.folder import make_folder
 from skyward.ssh.openssh import openssh
@@ -275,10 +275,10 @@ def test_a_repository_that_a_stranger_put_above_a_folder_gives_it_no_rules(share
 
 @pytest.mark.root
 @pytest.mark.parametrize("connect", [configuration, lambda target: openssh(target).run("true", timeout_s=5)])
-def test_no_ssh_configuration_of_a_stranger_is_read(shared: Path, connect: Callable[[Target], object]) -> None:
+def test_no_ssh_configuration_of_a_stranger_is_read(shared: Path, connect: Callable[[SSHTarget], object]) -> None:
     theirs = of_a_stranger(shared / "config", f"Host *\n  ProxyCommand touch {shared}/run\n")
     with pytest.raises(UsageError, match=f"config_file={theirs}: belongs to|{theirs}: belongs to"):
-        connect(Target(host="192.0.2.1", config_file=str(theirs)))
+        connect(SSHTarget(host="192.0.2.1", config_file=str(theirs)))
     assert not (shared / "run").exists()
 
 

@@ -10,26 +10,26 @@ from typing import Any
 from skyward.calls.futures import Future
 from skyward.calls.options import CallOptions
 from skyward.engine.direct_lines import DirectLines
-from skyward.engine.frame_handlers import Arrivals
+from skyward.engine.frame_handlers import FrameHandlers
 from skyward.engine.gang import Gang
 from skyward.engine.gangs import Gangs
-from skyward.engine.ledger import Books
+from skyward.engine.ledger import Ledger
 from skyward.engine.link import NodeLink
-from skyward.engine.link_repair import Faults
+from skyward.engine.link_repair import LinkRepair
 from skyward.engine.log_router import LogRouter
-from skyward.engine.nodes import Nodes
-from skyward.engine.task_events import TaskTeller
-from skyward.engine.task_sender import Sending
+from skyward.engine.nodes import NodeLinks
+from skyward.engine.task_dispatcher import TaskDispatcher
+from skyward.engine.task_events import TaskEvents
 from skyward.engine.tasks import Received, Task, TaskFailure, WireFunction
 from skyward.events import Event
 from skyward.schedule.scheduler import Scheduler
-from skyward.values.launch import Launch
+from skyward.values.launch import ProcessLaunch
 from skyward.values.machine import Machine
 from skyward.values.topology import Peer
 from skyward.wire.blobs import Blob
 from skyward.wire.channel import Channel
 from skyward.wire.failures import encode_failure
-from skyward.wire.frames import Frame, Kind
+from skyward.wire.frames import Frame, FrameKind
 from skyward.wire.payloads import Encoded, encode
 from skyward.wire.tasks import Mode, TaskHead
 from tests.waiting import until
@@ -111,60 +111,60 @@ class Parts:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.books = Books(Scheduler())
-        self.books.is_open = True
-        self.teller = TaskTeller(self.events.append)
+        self.ledger = Ledger(Scheduler())
+        self.ledger.is_open = True
+        self.task_events = TaskEvents(self.events.append)
         self.logs = LogRouter(None)
-        self.lines = DirectLines(self.books)
-        self.sending = Sending(self.books, self.lines, self.teller, self.logs, grace_s=GRACE_S)
-        self.nodes = Nodes(self.books, self.sending, job_id="job", initializer=None, emit=self.events.append)
+        self.lines = DirectLines(self.ledger)
+        self.dispatcher = TaskDispatcher(self.ledger, self.lines, self.task_events, self.logs, grace_s=GRACE_S)
+        self.nodes = NodeLinks(self.ledger, self.dispatcher, job_id="job", initializer=None, emit=self.events.append)
         self.ends: list[FarEnd] = []
 
     def gangs(self) -> Gangs:
-        return Gangs(self.books, self.sending, self.nodes, self.logs, grace_s=GRACE_S)
+        return Gangs(self.ledger, self.dispatcher, self.nodes, self.logs, grace_s=GRACE_S)
 
-    def faults(self, *on_lost: Any) -> Faults:
-        return Faults(self.books, self.lines, self.sending, self.nodes, self.teller, on_lost=on_lost)
+    def link_repair(self, *on_lost: Any) -> LinkRepair:
+        return LinkRepair(self.ledger, self.lines, self.dispatcher, self.nodes, self.task_events, on_lost=on_lost)
 
-    def arrivals(self, **given: Any) -> Arrivals:
+    def frame_handlers(self, **given: Any) -> FrameHandlers:
         noted: dict[str, Any] = {"on_rank_stack": lambda task, frame: None, "others": {}, **given}
-        return Arrivals(self.books, self.sending, self.logs, **noted)
+        return FrameHandlers(self.ledger, self.dispatcher, self.logs, **noted)
 
     def close(self) -> None:
-        for link in self.books.links.values():
+        for link in self.ledger.links.values():
             link.close()
             if link.line is not None:
                 link.line.channel.close()
         for end in self.ends:
             end.channel.close()
-        self.books.watcher.close()
+        self.ledger.watcher.close()
 
     # Nodes ----------------------------------------------------------------------------------------------------------
 
     def add_link(self, number: int = 0, devices: tuple[str, ...] = ()) -> FarEnd:
-        """Put a link to a node into the books, and its machine."""
+        """Put a link to a node into the ledger, and its machine."""
         near, far = socket.socketpair()
         facts = {"devices": devices, "accelerator": "", "accelerators": len(devices), "pid": 100 + number}
-        self.books.links[number] = NodeLink(number, Channel(near), facts)
-        self.books.machines[number] = machine(number)
+        self.ledger.links[number] = NodeLink(number, Channel(near), facts)
+        self.ledger.machines[number] = machine(number)
         self.ends.append(FarEnd(far))
         return self.ends[-1]
 
     def add_node(self, number: int = 0, slots: int = 1, devices: tuple[str, ...] = ()) -> FarEnd:
         """`add_link`, and let the scheduler use the node."""
         end = self.add_link(number, devices)
-        with self.books:
-            self.books.watcher.add(self.books.links[number])
-            self.sending.perform(self.books.scheduler.node_up(number, slots))
+        with self.ledger:
+            self.ledger.watcher.add(self.ledger.links[number])
+            self.dispatcher.perform(self.ledger.scheduler.node_up(number, slots))
         return end
 
     def offer_line(self, agent: FarEnd, number: int = 0) -> FarEnd:
         """Let an agent hand its slot's direct line to the client. Returns the slot's end."""
         near, far = socket.socketpair()
-        agent.send(Kind.LINE, 1, fd=near.fileno())
+        agent.send(FrameKind.LINE, 1, fd=near.fileno())
         near.close()
-        (frame,) = self.books.links[number].receive()
-        with self.books:
+        (frame,) = self.ledger.links[number].receive()
+        with self.ledger:
             self.lines.on_line(number, frame)
         self.ends.append(FarEnd(far))
         return self.ends[-1]
@@ -174,7 +174,7 @@ class Parts:
     def task(self, **options: Any) -> NotedTask:
         timeout_s = options.pop("timeout_s", None)
         return NotedTask(
-            id=next(self.books.numbers),
+            id=next(self.ledger.numbers),
             name="work",
             head=TaskHead(function().digest, Mode.CALL, 0, 0, 0),
             function=function(),
@@ -185,14 +185,14 @@ class Parts:
 
     def submit(self, **options: Any) -> NotedTask:
         task = self.task(**options)
-        with self.books:
-            self.sending.submit(task, None)
+        with self.ledger:
+            self.dispatcher.submit(task, None)
         return task
 
     def gang(self, nodes: tuple[int, ...] = (0,), **options: Any) -> Gang:
-        launch = Launch()
+        launch = ProcessLaunch()
         return Gang(
-            id=next(self.books.numbers),
+            id=next(self.ledger.numbers),
             name="train",
             launch=launch,
             launch_bytes=pickle.dumps(launch),

@@ -11,7 +11,7 @@ import pytest
 from skyward.calls.options import CallOptions
 from skyward.engine.builder import PackedCall, TaskBuilder
 from skyward.errors import UsageError
-from skyward.values.launch import Launch
+from skyward.values.launch import ProcessLaunch
 from skyward.wire.payloads import Encoded
 from skyward.wire.tasks import CallKind
 from tests.engine.parts import NotedTask, function
@@ -35,7 +35,7 @@ def task_timeout_s(builder: TaskBuilder, call: PackedCall) -> float | None:
 
 
 def gang_timeout_s(builder: TaskBuilder, call: PackedCall) -> float | None:
-    return builder.gang(call, Launch(), b"", nodes=None, one_of=None).options.timeout_s
+    return builder.gang(call, ProcessLaunch(), b"", nodes=None, one_of=None).options.timeout_s
 
 
 @pytest.mark.parametrize("timeout_s", [task_timeout_s, gang_timeout_s])
@@ -59,16 +59,16 @@ def test_a_plain_call_may_not_have_options_of_gangs(builder: TaskBuilder, option
 
 
 def test_a_gang_starts_with_what_its_options_allow(builder: TaskBuilder) -> None:
-    gang = builder.gang(packed(retries=1, max_restarts=3), Launch(), b"", nodes=(0, 1), one_of=None)
+    gang = builder.gang(packed(retries=1, max_restarts=3), ProcessLaunch(), b"", nodes=(0, 1), one_of=None)
     assert (gang.retries_left, gang.restarts_left, gang.ranks_per_node) == (1, 3, 2)
 
 
 def test_cancelling_the_future_of_a_gang_cancels_the_gang(builder: TaskBuilder) -> None:
-    gang = builder.gang(packed(), Launch(), b"", nodes=None, one_of=(2,))
+    gang = builder.gang(packed(), ProcessLaunch(), b"", nodes=None, one_of=(2,))
     gang.future.cancel()
     assert [gang.id] == CANCELLED
 
 
 def test_a_launch_that_is_too_large_for_one_packet_is_refused(builder: TaskBuilder) -> None:
     with pytest.raises(UsageError, match="are 65537 bytes; the limit is 65536"):
-        builder.gang(packed(), Launch(), bytes(64 * 1024 + 1), nodes=None, one_of=None)
+        builder.gang(packed(), ProcessLaunch(), bytes(64 * 1024 + 1), nodes=None, one_of=None)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from skyward.engine.frame_handlers import Arrivals
+from skyward.engine.frame_handlers import FrameHandlers
 from skyward.errors import InternalError, SlotLost
-from skyward.wire.frames import Frame, Kind
+from skyward.wire.frames import Frame, FrameKind
 from tests.engine.parts import FarEnd, NotedTask, Parts, failure_body, value_body
 
 
@@ -19,13 +19,13 @@ def agent(parts: Parts) -> FarEnd:
 
 
 @pytest.fixture
-def arrivals(parts: Parts) -> Arrivals:
-    return parts.arrivals()
+def frame_handlers(parts: Parts) -> FrameHandlers:
+    return parts.frame_handlers()
 
 
-def arrive(parts: Parts, arrivals: Arrivals, kind: int, task: NotedTask, body: bytes = b"") -> None:
-    with parts.books:
-        arrivals.handlers[kind](parts.books.links[0], Frame(kind, 0, 0, task.id, body))
+def arrive(parts: Parts, frame_handlers: FrameHandlers, kind: int, task: NotedTask, body: bytes = b"") -> None:
+    with parts.ledger:
+        frame_handlers.handlers[kind](parts.ledger.links[0], Frame(kind, 0, 0, task.id, body))
 
 
 def lost(**fields: Any) -> bytes:
@@ -33,31 +33,35 @@ def lost(**fields: Any) -> bytes:
     return json.dumps(loss).encode()
 
 
-def test_a_value_reaches_its_task_and_makes_room_for_the_next(parts: Parts, agent: FarEnd, arrivals: Arrivals) -> None:
+def test_a_value_reaches_its_task_and_makes_room_for_the_next(
+    parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers
+) -> None:
     first, second = parts.submit(timeout_s=60.0), parts.submit(timeout_s=60.0)
     agent.received()
-    arrive(parts, arrivals, Kind.RESULT, first, value_body({"loss": 0.5}))
+    arrive(parts, frame_handlers, FrameKind.RESULT, first, value_body({"loss": 0.5}))
     assert first.told == [("value", {"loss": 0.5})]
     assert [frame.ident for frame in agent.received()] == [second.id]
-    arrive(parts, arrivals, Kind.RESULT, first, value_body(1))
+    arrive(parts, frame_handlers, FrameKind.RESULT, first, value_body(1))
     assert len(first.told) == 1
 
 
-def test_a_cancelled_task_is_not_told_its_value(parts: Parts, agent: FarEnd, arrivals: Arrivals) -> None:
+def test_a_cancelled_task_is_not_told_its_value(parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers) -> None:
     task = parts.submit()
-    with parts.books:
-        parts.sending.cancel(task.id)
-    arrive(parts, arrivals, Kind.RESULT, task, value_body(1))
+    with parts.ledger:
+        parts.dispatcher.cancel(task.id)
+    arrive(parts, frame_handlers, FrameKind.RESULT, task, value_body(1))
     assert task.told == []
-    assert not parts.books.tasks
+    assert not parts.ledger.tasks
 
 
-def test_an_error_that_retry_on_names_is_another_run(parts: Parts, agent: FarEnd, arrivals: Arrivals) -> None:
+def test_an_error_that_retry_on_names_is_another_run(
+    parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers
+) -> None:
     task = parts.submit(retries=1, retry_on=(ValueError,))
     agent.received()
-    arrive(parts, arrivals, Kind.ERROR, task, failure_body(ValueError("once")))
-    assert agent.kinds() == [Kind.TASK]
-    arrive(parts, arrivals, Kind.ERROR, task, failure_body(ValueError("twice")))
+    arrive(parts, frame_handlers, FrameKind.ERROR, task, failure_body(ValueError("once")))
+    assert agent.kinds() == [FrameKind.TASK]
+    arrive(parts, frame_handlers, FrameKind.ERROR, task, failure_body(ValueError("twice")))
     ((what, error),) = task.told
     assert what == "raised"
     assert (type(error), error.args) == (ValueError, ("twice",))
@@ -65,44 +69,46 @@ def test_an_error_that_retry_on_names_is_another_run(parts: Parts, agent: FarEnd
 
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_lost_process_costs_a_retry_or_the_call(
-    parts: Parts, agent: FarEnd, arrivals: Arrivals, retries: int
+    parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers, retries: int
 ) -> None:
     task = parts.submit(retries=retries)
     agent.received()
-    arrive(parts, arrivals, Kind.LOST, task, lost())
-    assert agent.kinds() == [Kind.TASK] * retries
+    arrive(parts, frame_handlers, FrameKind.LOST, task, lost())
+    assert agent.kinds() == [FrameKind.TASK] * retries
     assert [type(error) for _, error in task.told] == [SlotLost] * (1 - retries)
 
 
-def test_a_recalled_task_goes_where_there_is_room(parts: Parts, agent: FarEnd, arrivals: Arrivals) -> None:
+def test_a_recalled_task_goes_where_there_is_room(parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers) -> None:
     task = parts.submit()
     agent.received()
-    arrive(parts, arrivals, Kind.RECALLED, task)
+    arrive(parts, frame_handlers, FrameKind.RECALLED, task)
     assert [frame.ident for frame in agent.received()] == [task.id]
 
 
-def test_items_come_in_turn_and_none_after_the_end(parts: Parts, agent: FarEnd, arrivals: Arrivals) -> None:
+def test_items_come_in_turn_and_none_after_the_end(parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers) -> None:
     task = parts.submit()
     for item in (1, 2):
-        arrive(parts, arrivals, Kind.ITEM, task, value_body(item))
-    arrive(parts, arrivals, Kind.RESULT, task, value_body("end"))
-    arrive(parts, arrivals, Kind.ITEM, task, value_body(3))
+        arrive(parts, frame_handlers, FrameKind.ITEM, task, value_body(item))
+    arrive(parts, frame_handlers, FrameKind.RESULT, task, value_body("end"))
+    arrive(parts, frame_handlers, FrameKind.ITEM, task, value_body(3))
     assert task.told == [("item", 1), ("item", 2), ("value", "end")]
 
 
 def test_a_frame_that_is_about_no_task_goes_to_the_part_that_handles_its_kind(parts: Parts, agent: FarEnd) -> None:
     ports: list[int] = []
-    arrivals = parts.arrivals(others={Kind.PORT: lambda link, frame: ports.append(frame.lane)})
-    with parts.books:
-        arrivals.handlers[Kind.PORT](parts.books.links[0], Frame(Kind.PORT, 0, 4711, 1, b""))
+    frame_handlers = parts.frame_handlers(others={FrameKind.PORT: lambda link, frame: ports.append(frame.lane)})
+    with parts.ledger:
+        frame_handlers.handlers[FrameKind.PORT](parts.ledger.links[0], Frame(FrameKind.PORT, 0, 4711, 1, b""))
     assert ports == [4711]
 
 
-def test_a_frame_that_could_not_be_handled_fails_its_task(parts: Parts, agent: FarEnd, arrivals: Arrivals) -> None:
+def test_a_frame_that_could_not_be_handled_fails_its_task(
+    parts: Parts, agent: FarEnd, frame_handlers: FrameHandlers
+) -> None:
     task = parts.submit()
-    with parts.books:
-        arrivals.give_up(parts.books.links[0], Frame(Kind.ERROR, 0, 0, task.id, b""), MemoryError("full"))
+    with parts.ledger:
+        frame_handlers.give_up(parts.ledger.links[0], Frame(FrameKind.ERROR, 0, 0, task.id, b""), MemoryError("full"))
     ((_, error),) = task.told
     assert isinstance(error, InternalError)
     assert "full" in str(error)
-    assert not parts.books.tasks
+    assert not parts.ledger.tasks

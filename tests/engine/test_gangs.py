@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from skyward.engine.frame_handlers import Arrivals
+from skyward.engine.frame_handlers import FrameHandlers
 from skyward.engine.gang import Gang, RankTask
 from skyward.engine.gangs import Gangs
 from skyward.errors import NodeLost, RendezvousFailed, TaskTimeout
-from skyward.wire.frames import Frame, Kind
+from skyward.wire.frames import Frame, FrameKind
 from tests.engine.parts import GRACE_S, FarEnd, Parts, failure_body, value_body
 
 
@@ -26,53 +26,53 @@ def gangs(parts: Parts) -> Gangs:
 
 
 @pytest.fixture
-def arrivals(parts: Parts, gangs: Gangs) -> Arrivals:
-    return parts.arrivals(on_rank_stack=gangs.on_stack)
+def frame_handlers(parts: Parts, gangs: Gangs) -> FrameHandlers:
+    return parts.frame_handlers(on_rank_stack=gangs.on_stack)
 
 
 @pytest.fixture
 def start(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> Callable[..., Gang]:
     def start(**options: float) -> Gang:
         gang = parts.gang((0, 1), **options)
-        with parts.books:
+        with parts.ledger:
             gangs.submit(gang)
-            gangs.on_port(Frame(Kind.PORT, 0, 4711, gang.id, b""))
+            gangs.on_port(Frame(FrameKind.PORT, 0, 4711, gang.id, b""))
         return gang
 
     return start
 
 
-def arrive(parts: Parts, arrivals: Arrivals, kind: int, task: RankTask, body: bytes = b"") -> None:
-    with parts.books:
-        arrivals.handlers[kind](parts.books.links[task.node], Frame(kind, 0, 0, task.id, body))
+def arrive(parts: Parts, frame_handlers: FrameHandlers, kind: int, task: RankTask, body: bytes = b"") -> None:
+    with parts.ledger:
+        frame_handlers.handlers[kind](parts.ledger.links[task.node], Frame(kind, 0, 0, task.id, body))
 
 
 def test_ranks_start_at_the_port_that_the_first_node_picks(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> None:
     gang = parts.gang((0, 1))
-    with parts.books:
+    with parts.ledger:
         gangs.submit(gang)
-    assert [agent.kinds() for agent in agents] == [[Kind.RESERVE_PORT], []]
-    with parts.books:
-        gangs.on_port(Frame(Kind.PORT, 0, 4711, gang.id, b""))
+    assert [agent.kinds() for agent in agents] == [[FrameKind.RESERVE_PORT], []]
+    with parts.ledger:
+        gangs.on_port(Frame(FrameKind.PORT, 0, 4711, gang.id, b""))
     for number, agent in enumerate(agents):
         frames = agent.received()
-        assert [frame.kind for frame in frames] == [Kind.RANK, Kind.FUNCTION, Kind.TASK]
+        assert [frame.kind for frame in frames] == [FrameKind.RANK, FrameKind.FUNCTION, FrameKind.TASK]
         rank = pickle.loads(frames[0].body).rank
         assert (rank.rank, rank.world_size, rank.head_port) == (number, 2, 4711)
 
 
 def test_its_value_has_that_of_each_node(
-    parts: Parts, agents: list[FarEnd], arrivals: Arrivals, start: Callable[..., Gang]
+    parts: Parts, agents: list[FarEnd], frame_handlers: FrameHandlers, start: Callable[..., Gang]
 ) -> None:
     gang = start()
     for agent in agents:
         agent.received()
     for rank in (1, 0):
-        arrive(parts, arrivals, Kind.RESULT, gang.tasks[rank], value_body(rank * 10))
+        arrive(parts, frame_handlers, FrameKind.RESULT, gang.tasks[rank], value_body(rank * 10))
     assert gang.future.result(0) == [0, 10]
-    assert agents[0].kinds() == [Kind.RELEASE_PORT]
-    assert not parts.books.gangs
-    assert not parts.books.tasks
+    assert agents[0].kinds() == [FrameKind.RELEASE_PORT]
+    assert not parts.ledger.gangs
+    assert not parts.ledger.tasks
 
 
 def test_a_gang_that_is_cancelled_stops_its_ranks(
@@ -81,41 +81,41 @@ def test_a_gang_that_is_cancelled_stops_its_ranks(
     gang = start()
     for agent in agents:
         agent.received()
-    with parts.books:
+    with parts.ledger:
         gangs.cancel(gang.id)
     for agent in agents:
         (frame,) = agent.received()
-        assert (frame.kind, frame.lane) == (Kind.CANCEL, int(GRACE_S * 10))
+        assert (frame.kind, frame.lane) == (FrameKind.CANCEL, int(GRACE_S * 10))
 
 
 def test_the_error_is_that_of_the_rank_that_failed(
-    parts: Parts, agents: list[FarEnd], arrivals: Arrivals, start: Callable[..., Gang]
+    parts: Parts, agents: list[FarEnd], frame_handlers: FrameHandlers, start: Callable[..., Gang]
 ) -> None:
     gang = start()
     ranks = dict(gang.tasks)
-    arrive(parts, arrivals, Kind.ERROR, ranks[1], failure_body(ValueError("bad batch")))
+    arrive(parts, frame_handlers, FrameKind.ERROR, ranks[1], failure_body(ValueError("bad batch")))
     assert not gang.future.done()
-    arrive(parts, arrivals, Kind.RESULT, ranks[0], value_body(0))
+    arrive(parts, frame_handlers, FrameKind.RESULT, ranks[0], value_body(0))
     with pytest.raises(ValueError, match="bad batch"):
         gang.future.result(0)
 
 
 def test_a_gang_whose_time_is_up_says_where_its_ranks_stand(
-    parts: Parts, agents: list[FarEnd], arrivals: Arrivals, start: Callable[..., Gang]
+    parts: Parts, agents: list[FarEnd], frame_handlers: FrameHandlers, start: Callable[..., Gang]
 ) -> None:
     gang = start(timeout_s=0.001)
     ranks = dict(gang.tasks)
     for agent in agents:
         agent.received()
-    with parts.books:
+    with parts.ledger:
         while gang.late is None:
-            parts.books.run_deadlines()
-    assert [agent.kinds() for agent in agents] == [[Kind.TAKE_STACK], [Kind.TAKE_STACK]]
+            parts.ledger.run_deadlines()
+    assert [agent.kinds() for agent in agents] == [[FrameKind.TAKE_STACK], [FrameKind.TAKE_STACK]]
     for rank in (0, 1):
-        arrive(parts, arrivals, Kind.STACK, ranks[rank], b'{"stack": "", "state": "S"}')
-    assert [agent.kinds() for agent in agents] == [[Kind.CANCEL], [Kind.CANCEL]]
+        arrive(parts, frame_handlers, FrameKind.STACK, ranks[rank], b'{"stack": "", "state": "S"}')
+    assert [agent.kinds() for agent in agents] == [[FrameKind.CANCEL], [FrameKind.CANCEL]]
     for rank in (0, 1):
-        arrive(parts, arrivals, Kind.RECALLED, ranks[rank])
+        arrive(parts, frame_handlers, FrameKind.RECALLED, ranks[rank])
     with pytest.raises(TaskTimeout):
         gang.future.result(0)
 
@@ -123,16 +123,16 @@ def test_a_gang_whose_time_is_up_says_where_its_ranks_stand(
 def test_a_gang_without_a_port_cannot_meet(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> None:
     gang = parts.gang((0, 1))
     gang.port_retries = 0
-    with parts.books:
+    with parts.ledger:
         gangs.submit(gang)
-        gangs.on_port(Frame(Kind.PORT, 0, 0, gang.id, b"none is free"))
+        gangs.on_port(Frame(FrameKind.PORT, 0, 0, gang.id, b"none is free"))
     with pytest.raises(RendezvousFailed, match="none is free"):
         gang.future.result(0)
 
 
 def test_a_gang_that_waits_for_the_port_of_a_lost_node_fails(parts: Parts, agents: list[FarEnd], gangs: Gangs) -> None:
     gang = parts.gang((0, 1))
-    with parts.books:
+    with parts.ledger:
         gangs.submit(gang)
         gangs.node_lost(0)
     with pytest.raises(NodeLost):

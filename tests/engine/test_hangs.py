@@ -9,8 +9,8 @@ from skyward.engine.hangs import Hang, RankStack, read_stack
 SITE = "/env/lib/python3.11/site-packages"
 OURS = f"""\
   File "{SITE}/skyward/integrations/base.py", line 97 in run
-  File "{SITE}/skyward/slot/execute.py", line 140 in _run_call
-  File "{SITE}/skyward/slot/zygote.py", line 200 in become_slot
+  File "{SITE}/skyward/node/slot/execute.py", line 140 in _run_call
+  File "{SITE}/skyward/node/slot/zygote.py", line 200 in become_slot
 """
 ALL_REDUCE = f"""\
   File "{SITE}/torch/distributed/distributed_c10d.py", line 3252 in all_reduce

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from skyward.calls.futures import Future
-from skyward.engine.leader import Leading
+from skyward.engine.leader import Leader
 from skyward.engine.tasks import CallTask
-from skyward.wire.frames import Kind
+from skyward.wire.frames import FrameKind
 from tests.engine.parts import FarEnd, Parts, value_body
 from tests.engine.test_reader import Reading
 
@@ -21,8 +21,8 @@ def agent(parts: Parts) -> FarEnd:
 
 
 @pytest.fixture
-def leading(parts: Parts, agent: FarEnd) -> Leading:
-    return Leading(parts.books, parts.sending, Reading(parts).reader.read)
+def leader(parts: Parts, agent: FarEnd) -> Leader:
+    return Leader(parts.ledger, parts.dispatcher, Reading(parts).reader.read)
 
 
 def call(parts: Parts) -> tuple[CallTask, Future[Any]]:
@@ -41,8 +41,8 @@ def answer(end: FarEnd, value: object) -> threading.Thread:
     def run() -> None:
         while True:
             for frame in end.received():
-                if frame.kind == Kind.TASK:
-                    end.send(Kind.RESULT, frame.ident, value_body(value))
+                if frame.kind == FrameKind.TASK:
+                    end.send(FrameKind.RESULT, frame.ident, value_body(value))
                     return
 
     thread = threading.Thread(target=run)
@@ -51,46 +51,46 @@ def answer(end: FarEnd, value: object) -> threading.Thread:
 
 
 def test_a_lone_call_goes_by_the_line_and_its_caller_reads_the_answer(
-    parts: Parts, agent: FarEnd, leading: Leading
+    parts: Parts, agent: FarEnd, leader: Leader
 ) -> None:
     slot = parts.offer_line(agent)
     task, future = call(parts)
     thread = answer(slot, 5)
-    leading.submit(task, future)
+    leader.submit(task, future)
     thread.join()
     assert future.done()
     assert future.result() == 5
     assert agent.kinds() == []
 
 
-def test_without_a_line_the_caller_reads_the_link(parts: Parts, agent: FarEnd, leading: Leading) -> None:
+def test_without_a_line_the_caller_reads_the_link(parts: Parts, agent: FarEnd, leader: Leader) -> None:
     task, future = call(parts)
     thread = answer(agent, 6)
-    leading.submit(task, future)
+    leader.submit(task, future)
     thread.join()
     assert future.done()
     assert future.result() == 6
-    assert not parts.books.links[0].is_led
+    assert not parts.ledger.links[0].is_led
 
 
-def test_a_caller_that_waits_later_leads_too(parts: Parts, agent: FarEnd, leading: Leading) -> None:
+def test_a_caller_that_waits_later_leads_too(parts: Parts, agent: FarEnd, leader: Leader) -> None:
     slot = parts.offer_line(agent)
     task, future = call(parts)
-    with parts.books:
-        assert leading.is_idle
-        leading.submit_unled(task)
-        assert not leading.is_idle
+    with parts.ledger:
+        assert leader.is_idle
+        leader.submit_unled(task)
+        assert not leader.is_idle
     thread = answer(slot, 7)
-    leading.lead(task.id, future)
+    leader.lead(task.id, future)
     thread.join()
     assert future.done()
     assert future.result() == 7
 
 
-def test_buffers_stay_only_for_a_lone_call_to_nodes_with_lines(parts: Parts, agent: FarEnd, leading: Leading) -> None:
-    leading.can_pull = True
-    assert not leading.may_pull()
+def test_buffers_stay_only_for_a_lone_call_to_nodes_with_lines(parts: Parts, agent: FarEnd, leader: Leader) -> None:
+    leader.can_pull = True
+    assert not leader.may_pull()
     parts.offer_line(agent)
-    assert leading.may_pull()
+    assert leader.may_pull()
     parts.submit()
-    assert not leading.may_pull()
+    assert not leader.may_pull()

@@ -1,4 +1,4 @@
-"""The books of the direct engine: a block sends and tells once, at its end; deadlines are kept."""
+"""The ledger of the direct engine: a block sends and tells once, at its end; deadlines are kept."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from skyward.engine.ledger import Books
+from skyward.engine.ledger import Ledger
 from skyward.errors import PoolClosed
 from skyward.schedule.scheduler import Scheduler
 
 
 @pytest.fixture
-def books() -> Iterator[Books]:
-    books = Books(Scheduler())
-    yield books
-    books.watcher.close()
+def ledger() -> Iterator[Ledger]:
+    ledger = Ledger(Scheduler())
+    yield ledger
+    ledger.watcher.close()
 
 
 def is_free(lock: threading.RLock) -> bool:
@@ -34,51 +34,51 @@ def is_free(lock: threading.RLock) -> bool:
     return taken[0]
 
 
-def test_what_was_decided_is_told_when_the_outermost_block_ends_and_the_lock_is_free(books: Books) -> None:
+def test_what_was_decided_is_told_when_the_outermost_block_ends_and_the_lock_is_free(ledger: Ledger) -> None:
     told: list[bool] = []
-    with books:
-        with books:
-            books.after.append(lambda: told.append(is_free(books.lock)))
+    with ledger:
+        with ledger:
+            ledger.after.append(lambda: told.append(is_free(ledger.lock)))
         assert not told
-        assert not is_free(books.lock)
+        assert not is_free(ledger.lock)
     assert told == [True]
 
 
-def test_all_are_told_whatever_one_of_them_raises(books: Books) -> None:
+def test_all_are_told_whatever_one_of_them_raises(ledger: Ledger) -> None:
     told: list[int] = []
-    with pytest.raises(ZeroDivisionError), books:
-        books.after += [lambda: 1 // 0, lambda: told.append(1)]
+    with pytest.raises(ZeroDivisionError), ledger:
+        ledger.after += [lambda: 1 // 0, lambda: told.append(1)]
     assert told == [1]
-    assert is_free(books.lock)
+    assert is_free(ledger.lock)
 
 
-def test_a_block_that_raises_gives_the_lock_back_and_tells(books: Books) -> None:
+def test_a_block_that_raises_gives_the_lock_back_and_tells(ledger: Ledger) -> None:
     told: list[int] = []
-    with pytest.raises(KeyError), books:
-        books.after.append(lambda: told.append(1))
+    with pytest.raises(KeyError), ledger:
+        ledger.after.append(lambda: told.append(1))
         raise KeyError
     assert told == [1]
-    assert is_free(books.lock)
+    assert is_free(ledger.lock)
 
 
-def test_deadlines_that_are_due_are_called_and_the_next_one_says_how_long_to_wait(books: Books) -> None:
+def test_deadlines_that_are_due_are_called_and_the_next_one_says_how_long_to_wait(ledger: Ledger) -> None:
     called: list[tuple[int, int]] = []
-    with books:
-        assert books.run_deadlines() is None
-        books.at(1000.0, lambda subject, attempt: called.append((subject, attempt)), 2, 0)
-        books.at(0.0, lambda subject, attempt: called.append((subject, attempt)), 1, 3)
-        wait_s = books.run_deadlines()
+    with ledger:
+        assert ledger.run_deadlines() is None
+        ledger.at(1000.0, lambda subject, attempt: called.append((subject, attempt)), 2, 0)
+        ledger.at(0.0, lambda subject, attempt: called.append((subject, attempt)), 1, 3)
+        wait_s = ledger.run_deadlines()
     assert called == [(1, 3)]
     assert wait_s is not None
     assert 900 < wait_s <= 1000
 
 
-def test_closed_books_take_no_calls(books: Books) -> None:
+def test_closed_ledger_take_no_calls(ledger: Ledger) -> None:
     with pytest.raises(PoolClosed):
-        books.require_open()
-    books.is_open = True
-    books.require_open()
-    with books:
-        assert books.close_all() == ([], [])
+        ledger.require_open()
+    ledger.is_open = True
+    ledger.require_open()
+    with ledger:
+        assert ledger.close_all() == ([], [])
     with pytest.raises(PoolClosed):
-        books.require_open()
+        ledger.require_open()

@@ -7,7 +7,7 @@ import threading
 from skyward import events
 from skyward.errors import NodeLost
 from skyward.values.machine import Gone, Machine
-from skyward.wire.frames import Kind
+from skyward.wire.frames import FrameKind
 from tests.engine.parts import Parts
 from tests.waiting import until
 
@@ -37,37 +37,37 @@ class Source:
 
 def test_a_lost_node_fails_what_was_sent_and_tells_who_must_know(parts: Parts) -> None:
     lost: list[int] = []
-    faults = parts.faults(lost.append)
+    link_repair = parts.link_repair(lost.append)
     parts.add_node(0)
     other = parts.add_node(1)
     sent = [parts.submit(timeout_s=60.0) for _ in range(2)]
-    gone = next(task for task in sent if parts.books.scheduler.node_of(task.id) == 0)
-    faults.link_gone(parts.books.links[0], "its link ended")
+    gone = next(task for task in sent if parts.ledger.scheduler.node_of(task.id) == 0)
+    link_repair.link_gone(parts.ledger.links[0], "its link ended")
     ((_, error),) = gone.told
     assert isinstance(error, NodeLost)
     assert error.node == 0
     assert lost == [0]
-    assert list(parts.books.tasks) == [task.id for task in sent if task is not gone]
-    assert Kind.TASK in other.kinds()
+    assert list(parts.ledger.tasks) == [task.id for task in sent if task is not gone]
+    assert FrameKind.TASK in other.kinds()
     assert [event.reason for event in parts.events if isinstance(event, events.NodeLost)] == ["its link ended"]
 
 
 def test_a_call_with_retries_goes_to_another_node(parts: Parts) -> None:
-    faults = parts.faults()
+    link_repair = parts.link_repair()
     parts.add_node(0)
     task = parts.submit(retries=1)
     other = parts.add_node(1)
-    faults.link_gone(parts.books.links[0], "its link ended")
+    link_repair.link_gone(parts.ledger.links[0], "its link ended")
     assert task.told == []
-    assert other.kinds() == [Kind.FUNCTION, Kind.TASK]
+    assert other.kinds() == [FrameKind.FUNCTION, FrameKind.TASK]
 
 
 def test_what_waits_for_another_machine_fails_when_there_is_none(parts: Parts) -> None:
-    faults, source = parts.faults(), Source()
-    faults.source = source
+    link_repair, source = parts.link_repair(), Source()
+    link_repair.source = source
     parts.add_node()
     _, waiting = parts.submit(timeout_s=60.0), parts.submit(timeout_s=60.0)
-    faults.link_gone(parts.books.links[0], "its link ended")
+    link_repair.link_gone(parts.ledger.links[0], "its link ended")
     assert waiting.told == []
     source.go.set()
     until(lambda: waiting.told)
@@ -76,18 +76,18 @@ def test_what_waits_for_another_machine_fails_when_there_is_none(parts: Parts) -
 
 
 def test_a_node_that_will_be_taken_gets_nothing_new_and_leaves_when_it_is_idle(parts: Parts) -> None:
-    faults, source = parts.faults(), Source()
-    faults.source = source
+    link_repair, source = parts.link_repair(), Source()
+    link_repair.source = source
     agent = parts.add_node(slots=2)
     running = parts.submit()
     agent.received()
-    with parts.books:
-        faults.on_notice(0, b"spot")
+    with parts.ledger:
+        link_repair.on_notice(0, b"spot")
     parts.submit()
-    assert agent.kinds() == [Kind.RECALL]
-    with parts.books:
-        parts.sending.finish(running, 0, elapsed_ns=1)
+    assert agent.kinds() == [FrameKind.RECALL]
+    with parts.ledger:
+        parts.dispatcher.finish(running, 0, elapsed_ns=1)
     until(lambda: ("replace", 0) in source.asked)
     assert source.asked == [("prepare", 0), ("replace", 0)]
-    parts.books.is_open = False
+    parts.ledger.is_open = False
     source.go.set()

@@ -191,7 +191,7 @@ def test_other_nodes_do_the_work_while_a_link_is_cut(provider: Relayed) -> None:
     with sky.ComputePool(provider, nodes=2, logs=False) as pool:
         where() @ pool
         provider.cut(0)
-        until(lambda: not engine_of(pool).books.links[0].channel.is_attached)
+        until(lambda: not engine_of(pool).ledger.links[0].channel.is_attached)
         assert [where() >> pool for _ in range(10)] == [1] * 10
         provider.mend(0)
         assert where() @ pool == [0, 1]
@@ -210,7 +210,7 @@ def test_a_link_that_breaks_while_no_descriptor_is_left_is_made_anew_once_there_
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         assert pid() >> pool
         future = wait_for(tmp_path / "go") > pool
-        dialler = engine_of(pool).books.links[0].dialler
+        dialler = engine_of(pool).ledger.links[0].dialler
         assert dialler is not None
         number, relays = dialler.link, provider.relays(0)
         try:
@@ -264,7 +264,7 @@ def test_a_session_that_the_agent_does_not_know_is_a_lost_node(provider: Relayed
         before = pid() >> pool
         future = sky.compute(time.sleep)(600) > pool
         until(future.running)
-        (machine,) = engine_of(pool).books.machines.values()
+        (machine,) = engine_of(pool).ledger.machines.values()
         other = Opener("other", timeout_s=20).open(machine)  # an agent has one client
         provider.break_links()
         with pytest.raises(NodeLost):
@@ -291,7 +291,7 @@ def test_a_pool_that_is_closed_while_a_link_is_cut_closes_at_once(provider: Rela
     future = sky.compute(time.sleep)(600) > pool
     until(future.running)
     provider.cut()
-    until(lambda: not engine_of(pool).books.links[0].channel.is_attached)
+    until(lambda: not engine_of(pool).ledger.links[0].channel.is_attached)
     began = time.monotonic()
     pool.close(cancel=True)
     assert time.monotonic() - began < 6.0  # that its provider waits for the node to end
@@ -368,7 +368,7 @@ def test_a_value_that_finds_no_room_is_the_error_of_its_call_and_the_node_goes_o
     provider = SmallMemory(lease_s=30, folder=str(tmp_path))
     with sky.ComputePool(provider, nodes=1, logs=False) as pool:
         before = pid() >> pool
-        (machine,) = engine_of(pool).books.machines.values()
+        (machine,) = engine_of(pool).ledger.machines.values()
         Path(machine.folder, "spool").touch()  # a folder cannot be made there, as on a full disk
         with pytest.raises(OSError, match="found no room"):
             block(b"a") >> pool

@@ -14,8 +14,8 @@ from skyward.engine.nested_calls import NestedCalls
 from skyward.errors import UsageError
 from skyward.schedule.actions import Refuse
 from skyward.wire.blobs import Blob
-from skyward.wire.frames import Frame, Kind
-from skyward.wire.nested_calls import IS_NESTED, NestedCall, Outcome, message_of, packed
+from skyward.wire.frames import Frame, FrameKind
+from skyward.wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, message_of, packed
 from skyward.wire.payloads import encode
 from tests.engine.parts import FarEnd, NotedTask, Parts, value_body
 
@@ -28,23 +28,23 @@ def agent(parts: Parts) -> FarEnd:
 
 
 @pytest.fixture
-def nested(parts: Parts) -> Iterator[NestedCalls]:
+def nested_calls(parts: Parts) -> Iterator[NestedCalls]:
     gangs = parts.gangs()
-    builder = TaskBuilder(lambda: next(parts.books.numbers), parts.nodes.ranks_per_node, gangs.cancel, None)
-    nested = NestedCalls(parts.books, parts.sending, gangs, builder)
-    yield nested
-    nested.close()
-    nested.join()
+    builder = TaskBuilder(lambda: next(parts.ledger.numbers), parts.nodes.ranks_per_node, gangs.cancel, None)
+    nested_calls = NestedCalls(parts.ledger, parts.dispatcher, gangs, builder)
+    yield nested_calls
+    nested_calls.close()
+    nested_calls.join()
 
 
 @pytest.fixture
-def parent(parts: Parts, agent: FarEnd, nested: NestedCalls) -> NotedTask:
+def parent(parts: Parts, agent: FarEnd, nested_calls: NestedCalls) -> NotedTask:
     task = parts.submit()
     agent.received()
     return task
 
 
-def call(parts: Parts, nested: NestedCalls, parent: int, **options: Any) -> None:
+def call(parts: Parts, nested_calls: NestedCalls, parent: int, **options: Any) -> None:
     """Let a task call something."""
     asked = NestedCall(
         parent=parent,
@@ -56,41 +56,43 @@ def call(parts: Parts, nested: NestedCalls, parent: int, **options: Any) -> None
         kind=0,
         nodes=None,
     )
-    with parts.books:
-        nested.on_call(parts.books.links[0], Frame(Kind.CALL, 0, 0, NUMBER, packed(asked, ()).body))
+    with parts.ledger:
+        nested_calls.on_call(parts.ledger.links[0], Frame(FrameKind.CALL, 0, 0, NUMBER, packed(asked, ()).body))
 
 
-def outcome(agent: FarEnd) -> Outcome:
-    frame = agent.next(Kind.OUTCOME)
+def outcome(agent: FarEnd) -> NestedOutcome:
+    frame = agent.next(FrameKind.OUTCOME)
     assert frame.ident == NUMBER
-    return Outcome(*message_of(frame.body, {}))
+    return NestedOutcome(*message_of(frame.body, {}))
 
 
 def test_a_call_becomes_a_task_and_its_value_goes_back(
-    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+    parts: Parts, agent: FarEnd, nested_calls: NestedCalls, parent: NotedTask
 ) -> None:
-    call(parts, nested, parent.id)
-    child = agent.next(Kind.TASK).ident
-    with parts.books:
-        parts.arrivals().handlers[Kind.RESULT](parts.books.links[0], Frame(Kind.RESULT, 0, 0, child, value_body(2)))
+    call(parts, nested_calls, parent.id)
+    child = agent.next(FrameKind.TASK).ident
+    with parts.ledger:
+        parts.frame_handlers().handlers[FrameKind.RESULT](
+            parts.ledger.links[0], Frame(FrameKind.RESULT, 0, 0, child, value_body(2))
+        )
     assert outcome(agent).status == "value"
 
 
 def test_what_a_task_has_called_ends_with_it(
-    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+    parts: Parts, agent: FarEnd, nested_calls: NestedCalls, parent: NotedTask
 ) -> None:
-    call(parts, nested, parent.id)
-    child = agent.next(Kind.TASK).ident
-    with parts.books:
-        parts.sending.finish(parent, 0)
-    assert parts.books.tasks[child].is_cancelled
+    call(parts, nested_calls, parent.id)
+    child = agent.next(FrameKind.TASK).ident
+    with parts.ledger:
+        parts.dispatcher.finish(parent, 0)
+    assert parts.ledger.tasks[child].is_cancelled
     assert outcome(agent).status == "cancelled"
 
 
 def test_a_call_that_cannot_be_made_says_why(
-    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+    parts: Parts, agent: FarEnd, nested_calls: NestedCalls, parent: NotedTask
 ) -> None:
-    call(parts, nested, parent.id, max_restarts=1)
+    call(parts, nested_calls, parent.id, max_restarts=1)
     said = outcome(agent)
     error = pickle.loads(said.payloads[0])
     assert said.status == "error"
@@ -99,22 +101,22 @@ def test_a_call_that_cannot_be_made_says_why(
 
 
 def test_a_call_that_could_never_start_is_refused(
-    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+    parts: Parts, agent: FarEnd, nested_calls: NestedCalls, parent: NotedTask
 ) -> None:
-    call(parts, nested, parent.id)
-    child = agent.next(Kind.TASK).ident
-    with parts.books:
-        parts.sending.perform([Refuse(child, (0,))])
+    call(parts, nested_calls, parent.id)
+    child = agent.next(FrameKind.TASK).ident
+    with parts.ledger:
+        parts.dispatcher.perform([Refuse(child, (0,))])
     said = outcome(agent)
     assert said.status == "error"
     assert "concurrency" in str(pickle.loads(said.payloads[0]))
 
 
 def test_a_call_is_forgotten_when_the_node_of_its_task_is_lost(
-    parts: Parts, agent: FarEnd, nested: NestedCalls, parent: NotedTask
+    parts: Parts, agent: FarEnd, nested_calls: NestedCalls, parent: NotedTask
 ) -> None:
-    call(parts, nested, parent.id)
-    child = agent.next(Kind.TASK).ident
-    with parts.books:
-        nested.node_lost(0)
-    assert parts.books.tasks[child].is_cancelled
+    call(parts, nested_calls, parent.id)
+    child = agent.next(FrameKind.TASK).ident
+    with parts.ledger:
+        nested_calls.node_lost(0)
+    assert parts.ledger.tasks[child].is_cancelled

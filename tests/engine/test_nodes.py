@@ -13,8 +13,8 @@ import pytest
 
 from skyward.errors import Unreachable
 from skyward.events import NodeReady
-from skyward.values.launch import Launch
-from skyward.wire.frames import PROTOCOL_VERSION, FrameParser, Kind, pack
+from skyward.values.launch import ProcessLaunch
+from skyward.wire.frames import PROTOCOL_VERSION, FrameKind, FrameParser, pack
 from tests.engine.parts import Parts, machine
 
 
@@ -31,7 +31,7 @@ def greet_once(path: Path) -> threading.Thread:
             (hello,) = FrameParser().feed(sock.recv(4096))
             assert json.loads(hello.body)["pool"] == "job"
             facts = {"version": PROTOCOL_VERSION, "pid": 77, "devices": ["GPU-1"], "accelerator": "H100"}
-            sock.sendall(pack(Kind.WELCOME, body=json.dumps({**facts, "accelerators": 1}).encode()))
+            sock.sendall(pack(FrameKind.WELCOME, body=json.dumps({**facts, "accelerators": 1}).encode()))
             sock.recv(1)
 
     thread = threading.Thread(target=run)
@@ -52,28 +52,28 @@ def test_a_link_is_opened_and_the_facts_of_its_agent_are_known(parts: Parts, tmp
 def test_an_agent_that_is_not_there_is_unreachable(parts: Parts, tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         parts.nodes.open([machine(socket_path=os.fspath(tmp_path / "nobody.sock"))])
-    assert not parts.books.links
+    assert not parts.ledger.links
 
 
 def test_a_node_that_is_up_is_told_who_it_is_and_gets_the_tasks_that_wait(parts: Parts) -> None:
     ends = [parts.add_link(node, devices=("a", "b")[: node + 1]) for node in (0, 1)]
-    with parts.books:
+    with parts.ledger:
         for node in (0, 1):
-            parts.nodes.up(parts.books.machines[node])
+            parts.nodes.up(parts.ledger.machines[node])
     frame, *_ = ends[1].received()
     topology = pickle.loads(frame.body)
-    assert frame.kind == Kind.SLOT_CONFIG
+    assert frame.kind == FrameKind.SLOT_CONFIG
     assert (topology.node, len(topology.peers), topology.accelerators) == (1, 2, (1, 2))
     assert [type(event) for event in parts.events] == [NodeReady, NodeReady]
     parts.submit()
-    assert Kind.TASK in ends[0].kinds()
+    assert FrameKind.TASK in ends[0].kinds()
 
 
 def test_a_gang_has_one_rank_for_each_accelerator_of_the_poorest_node(parts: Parts) -> None:
-    class Auto(Launch):
+    class Auto(ProcessLaunch):
         ranks_per_node = "auto"
 
-    assert parts.nodes.ranks_per_node(Launch()) == 1
+    assert parts.nodes.ranks_per_node(ProcessLaunch()) == 1
     for node, devices in enumerate((("a", "b", "c"), ("d", "e"))):
         parts.add_link(node, devices)
     assert parts.nodes.ranks_per_node(Auto()) == 2
@@ -83,4 +83,4 @@ def test_nodes_are_asked_how_busy_they_are(parts: Parts) -> None:
     agent = parts.add_node()
     parts.nodes.ask_usage(1.5)
     (frame,) = agent.received()
-    assert (frame.kind, frame.lane) == (Kind.USAGE, 15)
+    assert (frame.kind, frame.lane) == (FrameKind.USAGE, 15)

@@ -7,7 +7,7 @@ import pytest
 from skyward.engine.open_streams import OpenStreams
 from skyward.engine.tasks import StreamTask
 from skyward.errors import PoolClosed
-from skyward.wire.frames import Kind
+from skyward.wire.frames import FrameKind
 from skyward.wire.payloads import Encoded
 from tests.engine.parts import FarEnd, Parts
 
@@ -19,7 +19,7 @@ def agent(parts: Parts) -> FarEnd:
 
 @pytest.fixture
 def streams(parts: Parts) -> OpenStreams:
-    return OpenStreams(parts.books, parts.sending)
+    return OpenStreams(parts.ledger, parts.dispatcher)
 
 
 def generator(parts: Parts, told: list[BaseException] | None = None) -> StreamTask:
@@ -33,8 +33,8 @@ def generator(parts: Parts, told: list[BaseException] | None = None) -> StreamTa
         id=made.id, name="items", head=made.head, function=made.function, payload=made.payload, options=made.options,
         stream=lambda: None, may_move=False,
     )  # fmt: skip
-    with parts.books:
-        parts.sending.submit(task, None)
+    with parts.ledger:
+        parts.dispatcher.submit(task, None)
     return task
 
 
@@ -43,19 +43,19 @@ def test_items_and_credit_go_to_the_node_of_the_task(parts: Parts, agent: FarEnd
     agent.received()
     streams.grant(task.id, 3)
     streams.send_item(task.id, 1, Encoded(b"item"))
-    streams.end_input(task.id, Kind.IN_END, 1)
+    streams.end_input(task.id, FrameKind.IN_END, 1)
     frames = agent.received()
     assert [(frame.kind, frame.lane, frame.body) for frame in frames] == [
-        (Kind.CREDIT, 0, (3).to_bytes(4, "little")),
-        (Kind.IN_ITEM, 1, b"item"),
-        (Kind.IN_END, 1, b""),
+        (FrameKind.CREDIT, 0, (3).to_bytes(4, "little")),
+        (FrameKind.IN_ITEM, 1, b"item"),
+        (FrameKind.IN_END, 1, b""),
     ]
 
 
 def test_what_is_for_a_task_that_has_ended_is_dropped(parts: Parts, agent: FarEnd, streams: OpenStreams) -> None:
     streams.grant(99, 1)
     streams.send_item(99, 0, Encoded(b"item"))
-    streams.end_input(99, Kind.IN_END, 0)
+    streams.end_input(99, FrameKind.IN_END, 0)
     assert agent.received() == []
 
 
@@ -67,8 +67,8 @@ def test_a_stream_that_nobody_reads_is_closed_and_any_other_task_is_cancelled(
     agent.received()
     streams.stop(items.id)
     streams.stop(waiting.id)
-    assert agent.kinds() == [Kind.CLOSE]
-    assert list(parts.books.tasks) == [items.id]
+    assert agent.kinds() == [FrameKind.CLOSE]
+    assert list(parts.ledger.tasks) == [items.id]
 
 
 def test_the_readers_of_running_generators_are_told_that_the_pool_closes(
@@ -78,4 +78,4 @@ def test_the_readers_of_running_generators_are_told_that_the_pool_closes(
     generator(parts, told)
     streams.close_all()
     assert [type(error) for error in told] == [PoolClosed]
-    assert Kind.CLOSE in agent.kinds()
+    assert FrameKind.CLOSE in agent.kinds()

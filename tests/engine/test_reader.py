@@ -10,7 +10,7 @@ import pytest
 from skyward.engine.reader import Reader
 from skyward.engine.width import Width
 from skyward.errors import InternalError, NodeLost
-from skyward.wire.frames import Kind
+from skyward.wire.frames import FrameKind
 from tests.engine.parts import FarEnd, Parts, value_body
 from tests.waiting import until
 
@@ -23,11 +23,11 @@ class Reading:
         self.stopped: list[int] = []
         self.died: list[BaseException] = []
         self.reader = Reader(
-            parts.books,
-            parts.arrivals(others=others),
+            parts.ledger,
+            parts.frame_handlers(others=others),
             parts.lines,
-            parts.faults(self.lost.append),
-            Width(parts.books, parts.sending),
+            parts.link_repair(self.lost.append),
+            Width(parts.ledger, parts.dispatcher),
             parts.nodes.liveness,
             stop=self.stopped.append,
             died=self.died.append,
@@ -43,8 +43,8 @@ def agent(parts: Parts) -> FarEnd:
 def reading(parts: Parts, agent: FarEnd) -> Iterator[Reading]:
     reading = Reading(parts)
     yield reading
-    parts.books.is_open = False
-    parts.books.watcher.wake()
+    parts.ledger.is_open = False
+    parts.ledger.watcher.wake()
     reading.reader.join()
 
 
@@ -54,23 +54,23 @@ def test_the_thread_brings_values_and_sends_what_they_make_room_for(
     reading.reader.start()
     tasks = [parts.submit() for _ in range(3)]
     for task in tasks:
-        agent.send(Kind.RESULT, task.id, value_body(task.id))
+        agent.send(FrameKind.RESULT, task.id, value_body(task.id))
     until(lambda: all(task.told for task in tasks))
     assert [task.told for task in tasks] == [[("value", task.id)] for task in tasks]
 
 
 def test_a_caller_reads_a_channel_itself(parts: Parts, agent: FarEnd, reading: Reading) -> None:
     task = parts.submit()
-    agent.send(Kind.RESULT, task.id, value_body(1))
-    reading.reader.read(parts.books.links[0])
+    agent.send(FrameKind.RESULT, task.id, value_body(1))
+    reading.reader.read(parts.ledger.links[0])
     assert task.told == [("value", 1)]
 
 
 def test_a_frame_that_cannot_be_handled_costs_one_call(parts: Parts, agent: FarEnd, reading: Reading) -> None:
     broken, sound = parts.submit(), parts.submit()
-    agent.send(Kind.RESULT, broken.id, b"nonsense")
-    agent.send(Kind.RESULT, sound.id, value_body(2))
-    reading.reader.read(parts.books.links[0])
+    agent.send(FrameKind.RESULT, broken.id, b"nonsense")
+    agent.send(FrameKind.RESULT, sound.id, value_body(2))
+    reading.reader.read(parts.ledger.links[0])
     ((_, error),) = broken.told
     assert isinstance(error, InternalError)
     assert sound.told == [("value", 2)]
@@ -79,27 +79,27 @@ def test_a_frame_that_cannot_be_handled_costs_one_call(parts: Parts, agent: FarE
 def test_a_kind_that_nobody_handles_is_ignored(parts: Parts, agent: FarEnd, reading: Reading) -> None:
     task = parts.submit()
     agent.send(200)
-    agent.send(Kind.RESULT, task.id, value_body(1))
-    reading.reader.read(parts.books.links[0])
+    agent.send(FrameKind.RESULT, task.id, value_body(1))
+    reading.reader.read(parts.ledger.links[0])
     assert task.told == [("value", 1)]
 
 
 def test_the_end_of_a_link_is_the_loss_of_its_node(parts: Parts, agent: FarEnd, reading: Reading) -> None:
     task = parts.submit()
     agent.channel.close()
-    reading.reader.read(parts.books.links[0])
+    reading.reader.read(parts.ledger.links[0])
     ((_, error),) = task.told
     assert isinstance(error, NodeLost)
     assert reading.lost == [0]
-    assert not parts.books.links
+    assert not parts.ledger.links
 
 
 def test_the_end_of_a_line_costs_no_node(parts: Parts, agent: FarEnd, reading: Reading) -> None:
     parts.offer_line(agent).channel.close()
-    line = parts.books.links[0].line
+    line = parts.ledger.links[0].line
     assert line is not None
     reading.reader.read(line)
-    assert parts.books.links[0].line is None
+    assert parts.ledger.links[0].line is None
     assert reading.lost == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from skyward.calls.futures import Future
 from skyward.engine.tasks import Loss, PulledTask, TaskFailure
 from skyward.errors import SlotLost
-from skyward.wire.failures import Failure
+from skyward.wire.failures import EncodedFailure
 from tests.engine.parts import Parts
 
 
@@ -43,17 +43,17 @@ class Pulled:
 
 
 def failed(type_name: str) -> TaskFailure:
-    failure = Failure(type_name=type_name, message="no", traceback="", pickled=None)
+    failure = EncodedFailure(type_name=type_name, message="no", traceback="", pickled=None)
     return TaskFailure(failure, "node 0", 0, "work", "")
 
 
 def test_whoever_waits_makes_the_call_again_when_another_task_came_first(parts: Parts) -> None:
     agent = parts.add_node()
     pulled = Pulled(parts)
-    with parts.books:
-        parts.sending.submit(pulled.task, None)
+    with parts.ledger:
+        parts.dispatcher.submit(pulled.task, None)
     assert agent.kinds() == []
-    assert not parts.books.tasks
+    assert not parts.ledger.tasks
     assert pulled.made_by == []
     assert pulled.future.result(0) == 42
     assert pulled.made_by == [threading.current_thread()]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.ssh import Connection, Target, connect
+from skyward.ssh import Connection, SSHTarget, connect
 from skyward.ssh.connection import Transport
 from tests.hosts.bed import Bed
 from tests.hosts.fixtures import NewHost
@@ -31,7 +31,7 @@ def transport(request: pytest.FixtureRequest) -> Transport:
 
 @contextmanager
 def connected(host: Host, transport: Transport) -> Iterator[Connection]:
-    target = Target(host=host.name, config_file=str(host.bed.ssh_config), connect_timeout_s=5)
+    target = SSHTarget(host=host.name, config_file=str(host.bed.ssh_config), connect_timeout_s=5)
     with closing(connect(target, transport=transport)) as connection:
         yield connection
 

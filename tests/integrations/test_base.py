@@ -17,8 +17,8 @@ import skyward as sky
 from skyward import integrations
 from skyward.errors import MissingDependency, UsageError
 from skyward.integrations.base import IntegrationBase, integrate, integrations_of, load_framework
-from skyward.node.slot.runtime import Call, enter_call
-from skyward.values.launch import Integration, Launch
+from skyward.node.slot.runtime import RunningCall, enter_call
+from skyward.values.launch import Integration, ProcessLaunch
 from skyward.values.topology import InstanceInfo, Rank
 
 RANK = Rank(
@@ -80,7 +80,7 @@ def in_a_rank() -> Iterator[None]:
         head_port=1,
         job_id="job",
     )
-    enter_call(Call(task=1, info=info, rank=RANK), whole_process=True)
+    enter_call(RunningCall(task=1, info=info, rank=RANK), whole_process=True)
     yield
     enter_call(None, whole_process=True)
 
@@ -125,7 +125,7 @@ def test_the_integrations_of_a_stack_are_known_through_output_decorators() -> No
     assert integrations_of(stacked) == (Outer(), Inner())
     assert integrations_of(work) == ()
     function = sky.compute(stacked)
-    assert function.launch == Launch(integrations=(Outer(), Inner()))
+    assert function.launch == ProcessLaunch(integrations=(Outer(), Inner()))
     assert function.launch.preload == ("json", "csv", "wave")
     assert inspect.signature(stacked) == inspect.signature(work)
     assert stacked.__doc__ == "Do it."

@@ -18,7 +18,7 @@ from joblib.parallel import TASK_DONE, TASK_PENDING
 
 import skyward as sky
 from skyward.integrations import JoblibPool, joblib_backend
-from skyward.integrations.joblib_batches import Waiting
+from skyward.integrations.joblib_batches import BatchWait
 from tests.waiting import until
 
 
@@ -42,7 +42,7 @@ def pool() -> Iterator[sky.ComputePool]:
 
 
 def test_the_reader_is_woken_by_the_end_of_its_batch_and_looks_hardly_ever() -> None:
-    waiting, mine, other = Waiting(), Tracker(), Tracker()
+    waiting, mine, other = BatchWait(), Tracker(), Tracker()
     waiting.watch(mine)
     waiting.watch(other)
 
@@ -60,7 +60,7 @@ def test_the_reader_is_woken_by_the_end_of_its_batch_and_looks_hardly_ever() -> 
 
 
 def test_an_abort_wakes_the_reader() -> None:
-    waiting, mine, other = Waiting(), Tracker(), Tracker()
+    waiting, mine, other = BatchWait(), Tracker(), Tracker()
     waiting.watch(mine)
 
     def abort() -> None:
@@ -76,14 +76,14 @@ def test_an_abort_wakes_the_reader() -> None:
 
 
 def test_a_tracker_of_another_kind_is_left_alone() -> None:
-    waiting = Waiting()
+    waiting = BatchWait()
     waiting.watch(None)
     waiting.watch(print)
     waiting.ended(None)
 
 
 def test_a_batch_is_no_garbage_for_the_collector() -> None:
-    waiting, tracker = Waiting(), Tracker()
+    waiting, tracker = BatchWait(), Tracker()
     waiting.watch(tracker)
     tracker.status = TASK_DONE
     tracker.get_status(timeout=None)

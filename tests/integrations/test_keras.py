@@ -23,7 +23,7 @@ from skyward.integrations.base import integrations_of
 from skyward.integrations.keras import KerasBackend, KerasIntegration
 from skyward.pool.pool import ComputePool
 from skyward.testing import IntegrationSuite
-from skyward.values.launch import Launch
+from skyward.values.launch import ProcessLaunch
 from tests.integrations.test_tensorflow import rank
 
 BACKENDS: tuple[KerasBackend, ...] = ("jax", "torch", "tensorflow")
@@ -135,7 +135,7 @@ def test_it_stands_on_the_integration_of_its_backend(backend: KerasBackend) -> N
 def test_the_backend_is_chosen_before_anything_is_imported_ahead_of_the_ranks() -> None:
     tensorflow = sky.integrations.tensorflow
     stacked = tensorflow(sky.integrations.keras(backend="torch")(lambda: None))
-    preload = Launch(integrations=integrations_of(stacked)).preload
+    preload = ProcessLaunch(integrations=integrations_of(stacked)).preload
     assert preload.index("KERAS_BACKEND=torch") < preload.index("tensorflow") < preload.index("keras")
 
 

@@ -44,16 +44,16 @@ def pool(lines: list[LogLine]) -> Iterator[ComputePool]:
 
 
 def has_line(pool: ComputePool) -> bool:
-    return engine_of(pool).books.links[0].line is not None
+    return engine_of(pool).ledger.links[0].line is not None
 
 
 def line_number(pool: ComputePool) -> int:
-    line = engine_of(pool).books.links[0].line
+    line = engine_of(pool).ledger.links[0].line
     return 0 if line is None else line.number
 
 
 def on_line(pool: ComputePool) -> int:
-    return engine_of(pool).books.links[0].on_line
+    return engine_of(pool).ledger.links[0].on_line
 
 
 @sky.compute

@@ -333,9 +333,9 @@ class TestEnds:
 
     def open_calls(self, pool: sky.ComputePool) -> int:
         engine = engine_of(pool)
-        nested = engine.nested
+        nested = engine.nested_calls
         # What is left of calls that have ended costs memory and nothing else.
-        return len(engine.books.tasks) + len(engine.books.gangs) + len(nested._calls) + len(nested._by_parent)
+        return len(engine.ledger.tasks) + len(engine.ledger.gangs) + len(nested._calls) + len(nested._by_parent)
 
     @pytest.mark.parametrize("how", ["returns", "raises", "dies", "is cancelled", "is late"])
     def test_calls_end_with_their_task(self, pool: sky.ComputePool, tmp_path: Path, how: str) -> None:
@@ -452,7 +452,7 @@ class TestCircles:
         gang = ranks() > pool
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             everywhere = thread.submit(lambda: ranks() @ pool)
-            until(lambda: len(engine_of(pool).books.gangs) == 2)
+            until(lambda: len(engine_of(pool).ledger.gangs) == 2)
             go.touch()
             assert future.result(timeout=30) == 4
             assert len(everywhere.result(timeout=30)) == 3
@@ -493,6 +493,6 @@ class TestHandles:
         target, began, go = pool.node(1), tmp_path / "began", tmp_path / "go"
         future = sky.compute(lambda: hold(began, go) >> target)() > pool.node(0)
         until(lambda: lines_of(began))
-        assert engine_of(pool).asking.call_named("") == getattr(future, "call_id", 0)
+        assert engine_of(pool).questions.call_named("") == getattr(future, "call_id", 0)
         go.touch()
         assert future.result(timeout=20) == 1

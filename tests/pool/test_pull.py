@@ -44,7 +44,7 @@ def shared_pool() -> Iterator[ComputePool]:
 
 @pytest.fixture
 def pool(shared_pool: ComputePool) -> ComputePool:
-    until(engine_of(shared_pool).leading.may_pull)
+    until(engine_of(shared_pool).leader.may_pull)
     return shared_pool
 
 
@@ -158,11 +158,11 @@ def test_memory_that_cannot_be_read_goes_as_blobs_and_is_not_tried_again(monkeyp
     monkeypatch.setattr(payloads, "place_of", nowhere)
     with sky.ComputePool(sky.Local()) as pool:
         engine = engine_of(pool)
-        until(engine.leading.may_pull)
+        until(engine.leader.may_pull)
         for number in range(3):
             assert total(np.full(BIG, number)) >> pool == number * BIG
         assert tried == [8 * BIG]
-        assert not engine.leading.can_pull
+        assert not engine.leader.can_pull
 
 
 def test_many_threads_with_arrays(pool: ComputePool) -> None:

@@ -22,7 +22,7 @@ from skyward.errors import HostKeyUnknown, NoCapacity, ProviderError, Unreachabl
 from skyward.events import Event, PhaseFailed, PoolStarted, ignore
 from skyward.providers import load, remote
 from skyward.providers.ssh import SSH, SSHHost
-from skyward.ssh import Target
+from skyward.ssh import SSHTarget
 from skyward.ssh.connection import Transport
 from skyward.values.machine import PoolSpec
 from tests.bootstrap.packages import serve
@@ -46,7 +46,7 @@ def test_hosts_are_read_as_ssh_reads_them() -> None:
     assert provider.targets[2].key_file == "k"
     others = SSH(hosts=["fd00::2", "me@[fe80::1%eth0]:2222", "ssh://me@gpu4:2222", "me@corp@gpu5"], key_file=Path("k"))
     assert [str(t) for t in others.targets] == ["fd00::2", "me@[fe80::1%eth0]:2222", "me@gpu4:2222", "me@corp@gpu5"]
-    assert Target.from_json(others.targets[1].to_json()) == others.targets[1]  # as its processes are told
+    assert SSHTarget.from_json(others.targets[1].to_json()) == others.targets[1]  # as its processes are told
 
 
 def test_hosts_may_be_tables_of_a_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

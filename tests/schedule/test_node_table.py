@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from skyward.schedule.node_table import SHORT_TASK_NS, Node, Nodes
+from skyward.schedule.node_table import SHORT_TASK_NS, NodeEntry, NodeTable
 
 
-def of(*slots: int, kept: tuple[int, ...] = ()) -> Nodes:
-    nodes = Nodes(frozenset(kept))
+def of(*slots: int, kept: tuple[int, ...] = ()) -> NodeTable:
+    nodes = NodeTable(frozenset(kept))
     for number, count in enumerate(slots):
-        nodes.add(Node(number, count))
+        nodes.add(NodeEntry(number, count))
     return nodes
 
 
-def picked(nodes: Nodes, numbers: tuple[int, ...] | None = None, *, ahead: bool = False) -> int | None:
+def picked(nodes: NodeTable, numbers: tuple[int, ...] | None = None, *, ahead: bool = False) -> int | None:
     node = nodes.pick(numbers, set(), ahead=ahead)
     return None if node is None else node.id
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.ssh import Connection, HostKeys, Target, connect
+from skyward.ssh import Connection, HostKeys, SSHTarget, connect
 from skyward.ssh.connection import Transport
 from tests.ssh.server import Server, needs_sshd
 
@@ -66,11 +66,11 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def to(transport: Transport, runtime: Path) -> Iterator[Callable[[Target], Connection]]:
+def to(transport: Transport, runtime: Path) -> Iterator[Callable[[SSHTarget], Connection]]:
     """Connects by the transport of the test; what it connected is closed behind the test."""
     made: list[Connection] = []
 
-    def connected(target: Target) -> Connection:
+    def connected(target: SSHTarget) -> Connection:
         made.append(connect(target, transport=transport))
         return made[-1]
 
@@ -79,9 +79,9 @@ def to(transport: Transport, runtime: Path) -> Iterator[Callable[[Target], Conne
         connection.close()
 
 
-def target_of(server: Server) -> Target:
+def target_of(server: Server) -> SSHTarget:
     """Everything given, nothing from the user's configuration."""
-    return Target(
+    return SSHTarget(
         host=server.host,
         port=server.port,
         user=server.user,

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import AuthFailed, HostKeyUnknown, Unreachable
-from skyward.ssh import Connection, Target
+from skyward.ssh import Connection, SSHTarget
 from skyward.ssh.configuration import configuration
 from tests.ssh.conftest import target_of
 from tests.ssh.server import Server
 
-Connects = Callable[[Target], Connection]
+Connects = Callable[[SSHTarget], Connection]
 
 CONFIG = """
 Include {folder}/hosts/*
@@ -38,7 +38,7 @@ def test_included_files_hold_where_they_are_included_and_no_further(tmp_path: Pa
     )
     (tmp_path / "not-meant").write_text("Host gpu1\n  Port 1\n")
     (tmp_path / "inner").write_text("Port 2222\nHost nobody\n  Port 3\n")
-    said = configuration(Target(host="gpu1", config_file=str(tmp_path / "config")))
+    said = configuration(SSHTarget(host="gpu1", config_file=str(tmp_path / "config")))
     argv = ["ssh", "-G", "-F", str(tmp_path / "config"), "gpu1"]
     told = dict(re.findall(r"(\w+) (.*)", subprocess.run(argv, capture_output=True, text=True, check=True).stdout))
     for name in ("hostname", "user", "port", "connecttimeout"):
@@ -51,7 +51,7 @@ def test_what_fails_on_the_way_to_a_machine_is_told(to: Connects, server: Server
     jump = own_server.config.read_text().replace(f"Host {own_server.name}", "Host jump", 1)
     inner = server.config.read_text().replace(f"Host {server.name}", "Host inner", 1)
     config = own_server.folder / "config"
-    target = Target(host="inner", config_file=str(config))
+    target = SSHTarget(host="inner", config_file=str(config))
     config.write_text(inner + "  ProxyJump jump\n" + jump.replace(str(own_server.known_hosts), "/nowhere"))
     with pytest.raises(HostKeyUnknown):
         to(target)
@@ -90,7 +90,7 @@ def test_a_key_with_a_passphrase_is_the_agent_s(
     config = own_server.folder / "config"
     config.write_text(f"{text}  IdentitiesOnly yes\n  IdentityAgent {os.environ['SSH_AUTH_SOCK']}\n")
     monkeypatch.delenv("SSH_AUTH_SOCK")
-    to(Target(host=own_server.name, config_file=str(config))).close()
+    to(SSHTarget(host=own_server.name, config_file=str(config))).close()
     with pytest.raises(AuthFailed, match="ssh-add"):
         to(target)
 

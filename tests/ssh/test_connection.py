@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from skyward.errors import AuthFailed, HostKeyChanged, HostKeyUnknown, Unreachable, UsageError
-from skyward.ssh import Connection, HostKeys, Target, connect, wait_until_ready
+from skyward.ssh import Connection, HostKeys, SSHTarget, connect, wait_until_ready
 from skyward.ssh.connection import Transport
 from tests.ssh.conftest import target_of
 from tests.ssh.server import Server, make_key
 from tests.waiting import until
 
-Connects = Callable[[Target], Connection]
+Connects = Callable[[SSHTarget], Connection]
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_a_machine_that_accepts_and_says_nothing_is_given_up_in_time(to: Connect
 
 def test_an_alias_of_the_configuration_is_followed(to: Connects, server: Server) -> None:
     """HostName, Port, User, IdentityFile and UserKnownHostsFile."""
-    connection = to(Target(host=server.name, config_file=str(server.config)))
+    connection = to(SSHTarget(host=server.name, config_file=str(server.config)))
     assert connection.run("echo hi", timeout_s=20).text == "hi"
 
 
@@ -331,12 +331,12 @@ def test_a_machine_behind_another_is_reached_through_it(to: Connects, server: Se
     inner = server.config.read_text().replace(f"Host {server.name}", "Host inner", 1)
     config.write_text(jump + inner)
     before = own_server.log.count("Accepted publickey")
-    connection = to(Target(host="inner", jump="jump", config_file=str(config)))
+    connection = to(SSHTarget(host="inner", jump="jump", config_file=str(config)))
     assert connection.run("echo hi", timeout_s=20).text == "hi"
     assert own_server.log.count("Accepted publickey") == before + 1
     connection.close()
     config.write_text(jump + inner + "  ProxyJump jump\n")
-    assert to(Target(host="inner", config_file=str(config))).run("echo hi", timeout_s=20).text == "hi"
+    assert to(SSHTarget(host="inner", config_file=str(config))).run("echo hi", timeout_s=20).text == "hi"
 
 
 def test_a_proxy_command_is_followed(to: Connects, server: Server, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ while piece := sock.recv(65536):
     (tmp_path / "proxy.py").write_text(code)
     config = tmp_path / "config"
     config.write_text(server.config.read_text() + f"  ProxyCommand python3 {tmp_path}/proxy.py %h %p\n")
-    assert to(Target(host=server.name, config_file=str(config))).run("echo hi", timeout_s=20).text == "hi"
+    assert to(SSHTarget(host=server.name, config_file=str(config))).run("echo hi", timeout_s=20).text == "hi"
 
 
 # A machine that boots -------------------------------------------------------------------------------------------------

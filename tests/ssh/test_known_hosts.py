@@ -11,12 +11,12 @@ import pytest
 
 from skyward.errors import HostKeyChanged
 from skyward.providers.ssh import SSH
-from skyward.ssh import Connection, HostKeys, Target
+from skyward.ssh import Connection, HostKeys, SSHTarget
 from skyward.ssh.knownhosts import known_keys
 from tests.ssh.conftest import target_of
 from tests.ssh.server import Server, make_key
 
-Connects = Callable[[Target], Connection]
+Connects = Callable[[SSHTarget], Connection]
 
 
 def test_lines_are_read_as_ssh_reads_them(tmp_path: Path) -> None:

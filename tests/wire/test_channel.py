@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from skyward.wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
-from skyward.wire.frames import Frame, Kind, pack
+from skyward.wire.frames import Frame, FrameKind, pack
 
 Ends = tuple[Channel, Channel]
 
@@ -49,7 +49,7 @@ def test_frames_larger_than_the_sockets_buffer_arrive_whole(ends: Ends) -> None:
     ours, theirs = ends
     bodies = [os.urandom(random.Random(n).choice([0, 1, 15, 5000, 200_000])) for n in range(60)]
     for number, body in enumerate(bodies):
-        ours.queue(Kind.TASK, number, body)
+        ours.queue(FrameKind.TASK, number, body)
     got = transfer(ours, theirs)
     assert [(f.ident, f.body) for f in got] == list(enumerate(bodies))
     assert not ours.has_output
@@ -62,9 +62,9 @@ def test_send_and_queue_keep_the_order_whatever_the_socket_takes(ends: Ends) -> 
     for number in range(500):
         body = bytes(chosen.choice([0, 10, 3000, 50_000]))
         if chosen.random() < 0.5:
-            ours.send(pack(Kind.TASK, number, body))
+            ours.send(pack(FrameKind.TASK, number, body))
         else:
-            ours.queue(Kind.TASK, number, body)
+            ours.queue(FrameKind.TASK, number, body)
         if chosen.random() < 0.3:
             got += receive_some(theirs)
     got += transfer(ours, theirs)
@@ -73,7 +73,7 @@ def test_send_and_queue_keep_the_order_whatever_the_socket_takes(ends: Ends) -> 
 
 def test_a_full_socket_says_so_and_loses_nothing(ends: Ends) -> None:
     ours, theirs = ends
-    ours.queue(Kind.TASK, 1, bytes(300_000))
+    ours.queue(FrameKind.TASK, 1, bytes(300_000))
     assert not ours.flush()
     assert ours.has_output
     assert len(transfer(ours, theirs)) == 1
@@ -81,10 +81,10 @@ def test_a_full_socket_says_so_and_loses_nothing(ends: Ends) -> None:
 
 def test_control_overtakes_results_and_results_overtake_blobs(ends: Ends) -> None:
     ours, theirs = ends
-    ours.queue(Kind.TASK, 1, bytes(300_000), priority=BLOBS)
+    ours.queue(FrameKind.TASK, 1, bytes(300_000), priority=BLOBS)
     ours.flush()  # it is on its way, and a frame is never cut
     for ident, priority in enumerate((BLOBS, RESULTS, CONTROL), 2):
-        ours.queue(Kind.TASK, ident, b"", priority=priority)
+        ours.queue(FrameKind.TASK, ident, b"", priority=priority)
     assert [f.ident for f in transfer(ours, theirs)] == [1, 4, 3, 2]
 
 
@@ -93,13 +93,13 @@ def test_descriptors_arrive_with_their_frames_through_a_full_socket(ends: Ends) 
     for number in range(40):
         fd = os.memfd_create("test")
         os.write(fd, b"%d" % number)
-        ours.queue(Kind.BLOB, number, bytes(20_000), fd=fd)
+        ours.queue(FrameKind.BLOB, number, bytes(20_000), fd=fd)
         os.close(fd)  # the channel has its own
-        ours.queue(Kind.TASK, 1000 + number, bytes(9000))
+        ours.queue(FrameKind.TASK, 1000 + number, bytes(9000))
     got = transfer(ours, theirs)
     assert [f.ident for f in got] == [n for number in range(40) for n in (number, 1000 + number)]
     for frame in got:
-        assert (frame.fd >= 0) == (frame.kind == Kind.BLOB)
+        assert (frame.fd >= 0) == (frame.kind == FrameKind.BLOB)
         if frame.fd >= 0:
             assert os.pread(frame.fd, 10, 0) == b"%d" % frame.ident
             assert not os.get_inheritable(frame.fd)
@@ -111,7 +111,7 @@ def test_closing_closes_what_was_not_sent(ends: Ends) -> None:
     before = len(os.listdir("/proc/self/fd"))
     fd = os.memfd_create("test")
     for _ in range(5):
-        ours.queue(Kind.BLOB, 1, b"", fd=fd)
+        ours.queue(FrameKind.BLOB, 1, b"", fd=fd)
     os.close(fd)
     ours.close()
     assert len(os.listdir("/proc/self/fd")) == before - 1
@@ -122,29 +122,29 @@ def test_a_peer_that_is_gone_is_told_to_sender_and_reader(ends: Ends) -> None:
     theirs.close()
     with pytest.raises(ChannelClosed):
         list(ours.receive())
-    ours.queue(Kind.TASK, 1, b"x")
+    ours.queue(FrameKind.TASK, 1, b"x")
     with pytest.raises(ChannelClosed):
         ours.flush()
     with pytest.raises(ChannelClosed):
-        ours.send(pack(Kind.TASK, 2, b"x"))
+        ours.send(pack(FrameKind.TASK, 2, b"x"))
 
 
 def test_what_a_peer_sent_before_it_went_is_read_first(ends: Ends) -> None:
     ours, theirs = ends
-    theirs.queue(Kind.SHUTDOWN)
-    ours.queue(Kind.TASK, 1, b"never read")
+    theirs.queue(FrameKind.SHUTDOWN)
+    ours.queue(FrameKind.TASK, 1, b"never read")
     assert theirs.flush()
     ours.flush()
     theirs.close()
-    assert [f.kind for f in ours.receive()] == [Kind.SHUTDOWN]
+    assert [f.kind for f in ours.receive()] == [FrameKind.SHUTDOWN]
 
 
 def test_a_descriptor_for_which_there_is_no_number_left_is_missing_in_its_own_frame_only(ends: Ends) -> None:
     ours, theirs = ends
     fd = os.memfd_create("test")
     for ident in (1, 2):
-        ours.queue(Kind.BLOB, ident, b"", fd=fd)
-        ours.queue(Kind.TASK, 10 + ident)
+        ours.queue(FrameKind.BLOB, ident, b"", fd=fd)
+        ours.queue(FrameKind.TASK, 10 + ident)
     os.close(fd)
     assert ours.flush()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

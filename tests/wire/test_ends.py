@@ -10,7 +10,7 @@ import pytest
 
 from skyward.wire.channel import ChannelClosed
 from skyward.wire.ends import Ends
-from skyward.wire.frames import Kind, pack
+from skyward.wire.frames import FrameKind, pack
 from skyward.wire.stream import PIECE_SIZE, StreamChannel
 from tests.wire.test_stream_channel import Pair, blob, content, pipes, send_blob, sockets
 
@@ -40,7 +40,7 @@ def test_a_link_gets_further_ways_while_it_is_used(make: Callable[[], tuple[Ends
     def say(channel: StreamChannel, count: int) -> None:
         for _ in range(count):
             sent[channel].append(next(numbers))
-            channel.send(pack(Kind.RESULT, sent[channel][-1], bytes(20_000)))
+            channel.send(pack(FrameKind.RESULT, sent[channel][-1], bytes(20_000)))
 
     for channel in sent:
         say(channel, 50)  # more than is taken at once
@@ -52,7 +52,7 @@ def test_a_link_gets_further_ways_while_it_is_used(make: Callable[[], tuple[Ends
     send_blob(pair.right, made)
     pair.settle()
     for channel, other in ((pair.left, pair.right), (pair.right, pair.left)):
-        assert [f.ident for f in pair.arrived[other] if f.kind == Kind.RESULT] == sent[channel]
+        assert [f.ident for f in pair.arrived[other] if f.kind == FrameKind.RESULT] == sent[channel]
     assert content(pair.arrived[pair.left][-1]) == os.pread(made.fd, made.size, 0)
     pair.close()
 
@@ -62,7 +62,7 @@ def test_more_is_on_its_way_than_one_takes() -> None:
         pair = Pair(sockets)
         widen(pair, ways)
         for number in range(2000):
-            pair.left.queue(Kind.RESULT, number, bytes(1000))
+            pair.left.queue(FrameKind.RESULT, number, bytes(1000))
         assert not pair.left.flush()
         taken = pair.left.carried
         pair.settle()
@@ -77,7 +77,7 @@ def test_what_is_small_stays_on_one_way() -> None:
     pair = Pair(sockets)
     more = widen(pair, 2)
     for number in range(100):
-        pair.left.send(pack(Kind.RESULT, number))
+        pair.left.send(pack(FrameKind.RESULT, number))
     assert not is_ready(more[0][1].read_fd)
     pair.settle()
     pair.close()
@@ -88,7 +88,7 @@ def test_who_does_not_take_turns_yet_is_understood_too() -> None:
     pair = Pair(sockets)
     more = widen(pair, 2)
     for number in range(100):
-        pair.right.queue(Kind.RESULT, number, bytes(10_000))
+        pair.right.queue(FrameKind.RESULT, number, bytes(10_000))
     pair.right.flush()
     assert not is_ready(more[0][0].read_fd)
     pair.settle()
@@ -100,7 +100,7 @@ def test_where_room_is_waited_for_is_where_the_next_goes() -> None:
     pair = Pair(sockets)
     widen(pair, 2)
     for number in range(1000):
-        pair.left.queue(Kind.RESULT, number, bytes(10_000))
+        pair.left.queue(FrameKind.RESULT, number, bytes(10_000))
     while not pair.left.flush():
         assert not is_ready(pair.left.write_fileno())
         while not is_ready(pair.left.write_fileno()):
@@ -116,7 +116,7 @@ def test_the_end_of_one_way_is_the_end_of_the_link_behind_what_has_come(which: i
     first = pair.left._ends  # a channel gives its ends away only by `release`, which ends the link
     assert first is not None
     (more,) = widen(pair, 2)
-    pair.left.send(pack(Kind.RESULT, 1))
+    pair.left.send(pack(FrameKind.RESULT, 1))
     (first, more[0])[which].close()
     assert is_ready(pair.right.fileno())
     assert [frame.ident for frame in pair.right.receive()] == [1]
@@ -133,7 +133,7 @@ def test_closing_closes_all_that_it_has() -> None:
     pair = Pair(sockets)
     widen(pair, 4)
     for number in range(1000):
-        pair.left.queue(Kind.RESULT, number, bytes(10_000))
+        pair.left.queue(FrameKind.RESULT, number, bytes(10_000))
     pair.left.flush()
     pair.close()
     pair.left.close()

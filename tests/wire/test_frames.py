@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyward.errors import InternalError
-from skyward.wire.frames import HAS_FD, HEADER, MAX_BODY, Frame, FrameParser, Kind, pack
+from skyward.wire.frames import HAS_FD, HEADER, MAX_BODY, Frame, FrameKind, FrameParser, pack
 
 FRAMES = [
-    Frame(Kind.HELLO, 0, 0, 0, b""),
-    Frame(Kind.TASK, 0, 7, 1 << 63, b"body"),
-    Frame(Kind.RESULT, 1, 65535, 2, bytes(range(256)) * 3),
+    Frame(FrameKind.HELLO, 0, 0, 0, b""),
+    Frame(FrameKind.TASK, 0, 7, 1 << 63, b"body"),
+    Frame(FrameKind.RESULT, 1, 65535, 2, bytes(range(256)) * 3),
 ]
 STREAM = b"".join(pack(f.kind, f.ident, f.body, flags=f.flags, lane=f.lane) for f in FRAMES)
 
@@ -65,7 +65,11 @@ def test_the_end_of_a_stream_within_a_frame_is_seen() -> None:
 
 def test_descriptors_go_to_the_frames_that_carry_one_in_order() -> None:
     parser = FrameParser()
-    data = pack(Kind.BLOB, 1, b"a", flags=HAS_FD) + pack(Kind.TASK, 2, b"b") + pack(Kind.BLOB, 3, b"c", flags=HAS_FD)
+    data = (
+        pack(FrameKind.BLOB, 1, b"a", flags=HAS_FD)
+        + pack(FrameKind.TASK, 2, b"b")
+        + pack(FrameKind.BLOB, 3, b"c", flags=HAS_FD)
+    )
     fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
     try:
         parser.add_fds(fds)

@@ -16,7 +16,7 @@ from skyward.errors import InternalError
 from skyward.wire.blobs import Blob
 from skyward.wire.channel import BLOBS, CONTROL, RESULTS, ChannelClosed
 from skyward.wire.ends import Ends, Stripes
-from skyward.wire.frames import HAS_FD, Frame, Kind, pack
+from skyward.wire.frames import HAS_FD, Frame, FrameKind, pack
 from skyward.wire.stream import PIECE_SIZE, StreamChannel
 
 _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", 1031)
@@ -93,7 +93,7 @@ def blob(size: int, seed: int = 0) -> Blob:
 
 def send_blob(channel: StreamChannel, sent: Blob) -> None:
     body = sent.digest + sent.size.to_bytes(8, "little") + bytes(8)
-    channel.queue(Kind.BLOB, 7, body, fd=sent.fd, priority=BLOBS)
+    channel.queue(FrameKind.BLOB, 7, body, fd=sent.fd, priority=BLOBS)
 
 
 def content(frame: Frame) -> bytes:
@@ -127,7 +127,7 @@ def test_whatever_happens_each_frame_arrives_once_and_in_order(
             with contextlib.suppress(ChannelClosed):
                 if what == "send":
                     sent[channel].append(number)
-                    channel.send(pack(Kind.RESULT, number, bytes(size)), RESULTS)
+                    channel.send(pack(FrameKind.RESULT, number, bytes(size)), RESULTS)
                 elif what == "blob":
                     made = blob(size, number)
                     if made.digest not in blobs[channel]:
@@ -147,8 +147,8 @@ def test_whatever_happens_each_frame_arrives_once_and_in_order(
         pair.settle()
         for channel, other in ((pair.left, pair.right), (pair.right, pair.left)):
             frames = pair.arrived[other]
-            assert [f.ident for f in frames if f.kind == Kind.RESULT] == sent[channel]
-            assert [f.body[:16] for f in frames if f.kind == Kind.BLOB] == blobs[channel]
+            assert [f.ident for f in frames if f.kind == FrameKind.RESULT] == sent[channel]
+            assert [f.body[:16] for f in frames if f.kind == FrameKind.BLOB] == blobs[channel]
     finally:
         pair.close()
 
@@ -168,9 +168,9 @@ def test_control_frames_overtake_a_blob() -> None:
     pair = Pair(pipes)
     send_blob(pair.left, blob(20 * PIECE_SIZE))
     pair.left.flush()
-    pair.left.queue(Kind.CANCEL, 9, priority=CONTROL)
+    pair.left.queue(FrameKind.CANCEL, 9, priority=CONTROL)
     pair.settle()
-    assert [f.kind for f in pair.arrived[pair.right]] == [Kind.CANCEL, Kind.BLOB]
+    assert [f.kind for f in pair.arrived[pair.right]] == [FrameKind.CANCEL, FrameKind.BLOB]
     pair.close()
 
 
@@ -189,7 +189,7 @@ def test_what_was_acknowledged_is_kept_no_longer() -> None:
     before = len(os.listdir("/proc/self/fd"))
     made = blob(4 * PIECE_SIZE)
     for number in range(1000):
-        pair.left.queue(Kind.TASK, number)
+        pair.left.queue(FrameKind.TASK, number)
     send_blob(pair.left, made)
     made.close()
     pair.settle()
@@ -220,12 +220,12 @@ def test_what_is_no_frame_is_an_error() -> None:
 def test_a_descriptor_that_is_no_blob_cannot_be_sent() -> None:
     channel = StreamChannel(checks_blobs=False)
     with pytest.raises(InternalError, match="cannot travel"):
-        channel.queue(Kind.LINE, 1, fd=0)
+        channel.queue(FrameKind.LINE, 1, fd=0)
 
 
 def test_frames_before_what_is_no_frame_are_handed_over() -> None:
     pair = Pair(sockets)
-    os.write(pair.left.write_fileno(), pack(Kind.RESULT, 1) + b"\xff" * 64)
+    os.write(pair.left.write_fileno(), pack(FrameKind.RESULT, 1) + b"\xff" * 64)
     assert [frame.ident for frame in pair.right.receive()] == [1]
     with pytest.raises(InternalError, match="limit"):
         pair.right.receive()

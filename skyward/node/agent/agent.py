@@ -11,16 +11,16 @@ from typing import Any
 from ...errors import RendezvousFailed
 from ...wire.channel import Channel
 from ...wire.ends import CAN_STRIPE
-from ...wire.frames import PROTOCOL_VERSION, Frame, Kind
+from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
 from ...wire.tasks import NodeConfig
 from ..slot.ports import PortLocks
-from .call_relay import NestedCalls
+from .call_relay import CallRelay
 from .complaints import complain
 from .facts import node_facts
-from .loop import Loop
+from .loop import EventLoop
 from .node_tasks import NodeTasks
 from .notice import NoticeWatch
-from .questions import Questions
+from .questions import QuestionRelay
 from .session import Session
 from .usage import UsageMeter
 from .watchdog import Lease
@@ -38,13 +38,13 @@ class Agent:
         self._config = config
         self._lease = lease
         self._listener = listener
-        self._loop = Loop()
+        self._loop = EventLoop()
         self._tasks = NodeTasks(self._loop, config, listener.getsockname())
         self._ports = PortLocks(config.address)
         send = self._tasks.send
-        self._questions = Questions(lambda task, body, lane: send(Kind.ANSWER, task, body, lane=lane))
-        self._nested = NestedCalls(self._tasks.forward, self._tasks.spool.failure_of, self._tasks.on_call_ended)
-        self._usage = UsageMeter(self._loop, lambda body: send(Kind.USAGE, body=body))
+        self._questions = QuestionRelay(lambda task, body, lane: send(FrameKind.ANSWER, task, body, lane=lane))
+        self._nested = CallRelay(self._tasks.forward, self._tasks.spool.failure_of, self._tasks.on_call_ended)
+        self._usage = UsageMeter(self._loop, lambda body: send(FrameKind.USAGE, body=body))
         self._notice = NoticeWatch(self._loop, config.notice_file, self._tell_notice)
         self._handlers = self._handlers_of_client()
 
@@ -52,28 +52,28 @@ class Agent:
         """What each frame of the client's means, but for those of `_on_frame` that others send too."""
         tasks, placing, nested = self._tasks, self._tasks.placing, self._nested
         return {
-            Kind.TASK: tasks.on_task,
-            Kind.FUNCTION: placing.add_function,
-            Kind.BLOB: lambda frame: (nested.on_blob if frame.ident else placing.add_blob)(frame),
-            Kind.DROP_BLOB: placing.drop_blob,
-            Kind.DROP_FUNCTION: placing.drop_function,
-            Kind.CANCEL: tasks.on_cancel,
-            Kind.RECALL: tasks.on_recall,
-            Kind.RANK: tasks.on_rank,
-            Kind.TAKE_STACK: tasks.on_take_stack,
-            Kind.RESERVE_PORT: self._on_reserve_port,
-            Kind.RELEASE_PORT: lambda frame: self._ports.release(frame.lane),
-            Kind.USAGE: lambda frame: self._usage.ask(frame.lane / 10),
-            Kind.HOLD: tasks.on_hold,
-            Kind.UNHOLD: tasks.on_unhold,
-            Kind.SLOT_CONFIG: tasks.on_topology,
-            Kind.CREDIT: placing.pass_on,
-            Kind.CLOSE: tasks.on_close,
-            Kind.IN_ITEM: placing.pass_on,
-            Kind.IN_END: placing.pass_on,
-            Kind.IN_ERROR: placing.pass_on,
-            Kind.ASK: self._questions.on_ask,
-            Kind.OUTCOME: nested.on_outcome,
+            FrameKind.TASK: tasks.on_task,
+            FrameKind.FUNCTION: placing.add_function,
+            FrameKind.BLOB: lambda frame: (nested.on_blob if frame.ident else placing.add_blob)(frame),
+            FrameKind.DROP_BLOB: placing.drop_blob,
+            FrameKind.DROP_FUNCTION: placing.drop_function,
+            FrameKind.CANCEL: tasks.on_cancel,
+            FrameKind.RECALL: tasks.on_recall,
+            FrameKind.RANK: tasks.on_rank,
+            FrameKind.TAKE_STACK: tasks.on_take_stack,
+            FrameKind.RESERVE_PORT: self._on_reserve_port,
+            FrameKind.RELEASE_PORT: lambda frame: self._ports.release(frame.lane),
+            FrameKind.USAGE: lambda frame: self._usage.ask(frame.lane / 10),
+            FrameKind.HOLD: tasks.on_hold,
+            FrameKind.UNHOLD: tasks.on_unhold,
+            FrameKind.SLOT_CONFIG: tasks.on_topology,
+            FrameKind.CREDIT: placing.pass_on,
+            FrameKind.CLOSE: tasks.on_close,
+            FrameKind.IN_ITEM: placing.pass_on,
+            FrameKind.IN_END: placing.pass_on,
+            FrameKind.IN_ERROR: placing.pass_on,
+            FrameKind.ASK: self._questions.on_ask,
+            FrameKind.OUTCOME: nested.on_outcome,
         }
 
     def run(self) -> None:
@@ -98,15 +98,15 @@ class Agent:
         handler = self._handlers.get(frame.kind) if session is self._tasks.client else None
         if handler is not None:
             handler(frame)
-        elif frame.kind == Kind.LEASE:
+        elif frame.kind == FrameKind.LEASE:
             self._lease.renew()
-        elif frame.kind == Kind.HELLO:
+        elif frame.kind == FrameKind.HELLO:
             self._on_hello(session, frame)
-        elif frame.kind == Kind.SHUTDOWN:
+        elif frame.kind == FrameKind.SHUTDOWN:
             self._loop.stop()
-        elif frame.kind == Kind.ATTACH:
+        elif frame.kind == FrameKind.ATTACH:
             session.on_attach(frame)
-        elif frame.kind == Kind.ANSWER:
+        elif frame.kind == FrameKind.ANSWER:
             self._questions.on_answer(session, frame)
         elif session.role == "caller":
             self._nested.on_slot_frame(session, frame)
@@ -115,7 +115,7 @@ class Agent:
         hello = json.loads(frame.body)
         if not PROTOCOL_VERSION - 1 <= hello["version"] <= PROTOCOL_VERSION:
             why = f"this agent speaks protocol {PROTOCOL_VERSION}, the client {hello['version']}"
-            session.greet(Kind.GOODBYE, json.dumps({"reason": why}).encode())
+            session.greet(FrameKind.GOODBYE, json.dumps({"reason": why}).encode())
             return
         token = hello.get("token", "")
         if "stripe" in hello:
@@ -126,7 +126,7 @@ class Agent:
         if hello.get("is_resumed"):
             if self._tasks.client is None or self._tasks.client.token != token:
                 reason = {"reason": "this agent does not know the session", "is_unknown": True}
-                session.greet(Kind.GOODBYE, json.dumps(reason).encode())
+                session.greet(FrameKind.GOODBYE, json.dumps(reason).encode())
                 return
             self._tasks.client.take_over(session, hello["received"])
             session = self._tasks.client
@@ -138,16 +138,16 @@ class Agent:
             self._notice.again()
             if before is not None and before.token:  # nobody comes back to it
                 before.close()
-        session.greet(Kind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
+        session.greet(FrameKind.WELCOME, json.dumps({**facts, "received": session.received}).encode())
 
     def _on_stripe(self, session: Session, hello: dict[str, Any]) -> None:
         """A further channel of the client's link, if it still has that one."""
         client = self._tasks.client
         its_link = None if client is None or not client.is_attached else (client.token, client.link)
         if client is None or its_link != (hello["token"], hello["link"]):
-            session.greet(Kind.GOODBYE, json.dumps({"reason": "the link is no more", "is_unknown": True}).encode())
+            session.greet(FrameKind.GOODBYE, json.dumps({"reason": "the link is no more", "is_unknown": True}).encode())
             return
-        session.greet(Kind.WELCOME, b"{}")
+        session.greet(FrameKind.WELCOME, b"{}")
         client.widen(session, hello["stripe"], hello["stripes"])
 
     def _on_session_closed(self, session: Session) -> None:
@@ -164,10 +164,10 @@ class Agent:
             port = self._ports.reserve()
         except RendezvousFailed as error:
             why = str(error).encode()
-        self._tasks.send(Kind.PORT, frame.ident, why, lane=port)
+        self._tasks.send(FrameKind.PORT, frame.ident, why, lane=port)
 
     def _tell_notice(self, said: bytes) -> bool:
-        self._tasks.send(Kind.NOTICE, body=said)
+        self._tasks.send(FrameKind.NOTICE, body=said)
         return self._tasks.client is not None
 
     def _end(self) -> None:

@@ -36,7 +36,7 @@ def main(path: str) -> int:
 
 def command(python: str, package_root: str, socket_path: str) -> tuple[str, ...]:
     """The argv that runs it on a node. `package_root`: the folder there that holds the skyward package."""
-    return python, "-I", "-S", f"{package_root}/skyward/agent/attach.py", socket_path
+    return python, "-I", "-S", f"{package_root}/{'/'.join(__name__.split('.'))}.py", socket_path
 
 
 if __name__ == "__main__":

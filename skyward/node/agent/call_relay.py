@@ -10,14 +10,14 @@ import os
 from collections.abc import Callable
 
 from ...wire.failures import encode_exception
-from ...wire.frames import Frame, Kind
-from ...wire.nested_calls import Outcome, packed
+from ...wire.frames import Frame, FrameKind
+from ...wire.nested_calls import NestedOutcome, packed
 from .session import Session
 
-__all__ = ["NestedCalls"]
+__all__ = ["CallRelay"]
 
 
-class NestedCalls:
+class CallRelay:
     """`forward` sends a frame to the client; a blob may find no room on its way, and `failure_of` says so then.
     `ended`: nothing more is sent of that call.
     """
@@ -36,11 +36,11 @@ class NestedCalls:
 
     def on_slot_frame(self, session: Session, frame: Frame) -> None:
         """BLOB, CALL or UNCALL."""
-        if frame.kind == Kind.UNCALL:
+        if frame.kind == FrameKind.UNCALL:
             self._sessions.pop(frame.ident, None)
         else:
             self._sessions[frame.ident] = session
-        error = self._failure_of(frame.ident) if frame.kind == Kind.CALL else None
+        error = self._failure_of(frame.ident) if frame.kind == FrameKind.CALL else None
         if error is None:
             self._forward(frame)
         else:  # its blobs found no room here
@@ -50,8 +50,8 @@ class NestedCalls:
         session = self._sessions.pop(call)
         self._ended(call)
         said, _ = encode_exception(error)
-        message = packed(Outcome("error", (said or b"",)), ())
-        session.send_result(Frame(Kind.OUTCOME, 0, 0, call, message.body))
+        message = packed(NestedOutcome("error", (said or b"",)), ())
+        session.send_result(Frame(FrameKind.OUTCOME, 0, 0, call, message.body))
 
     def on_blob(self, frame: Frame) -> None:
         """One that an outcome needs."""
@@ -72,4 +72,4 @@ class NestedCalls:
         for call in reversed([call for call, each in self._sessions.items() if each is session]):
             del self._sessions[call]
             self._failure_of(call)
-            self._forward(Frame(Kind.UNCALL, 0, 0, call, b""))
+            self._forward(Frame(FrameKind.UNCALL, 0, 0, call, b""))

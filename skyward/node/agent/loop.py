@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Loop", "Timer"]
+__all__ = ["EventLoop", "Timer"]
 
 _READ, _WRITE = select.POLLIN, select.POLLOUT  # the same numbers as EPOLLIN and EPOLLOUT
 
@@ -26,7 +26,7 @@ class Timer:
         self.callback = None
 
 
-class Loop:
+class EventLoop:
     """Runs callbacks until `stop`. A callback's exception ends the loop: an agent with a bug must not limp on."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Tasks on a node: from the frame that brings one to the frame that says how it ended, whatever becomes of its process.
 
-Which slot gets which task is decided in `placing`; processes are made and killed in `processes`.
+Which slot gets which task is decided in `placement`; processes are made and killed in `processes`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import time
 
 from ...errors import InternalError
 from ...values.topology import Rank
-from ...wire.frames import QUIET, Frame, Kind
+from ...wire.frames import QUIET, Frame, FrameKind
 from ...wire.tasks import TASK_KIND_AT, CallKind, NodeConfig, RankOrder
 from ..slot.page import CURRENT
 from .blobs import NodeBlobs
 from .complaints import complain
-from .loop import Loop
-from .placement import Placing
+from .loop import EventLoop
+from .placement import Placement
 from .processes import RANK_PRELOAD, Processes
 from .session import Session
-from .slots import Slot, make_slot
+from .slots import SlotProcess, make_slot
 from .spool import Spool
 from .stacks import RankWatch, crash_of
 from .watchdog import kill_session
@@ -35,7 +35,7 @@ _AGAIN_S = 1.0
 """Pause before the next try of something that the machine has no room for now."""
 _RANK_ENDS_S = 5.0
 """How long a rank's process may take to end after its last frame; a thread of the user's may keep it for ever."""
-_FINAL = (Kind.RESULT, Kind.ERROR)
+_FINAL = (FrameKind.RESULT, FrameKind.ERROR)
 
 
 class NodeTasks:
@@ -45,21 +45,21 @@ class NodeTasks:
     frames that a slot sends, and of what happens to processes.
     """
 
-    def __init__(self, loop: Loop, config: NodeConfig, address: str) -> None:
+    def __init__(self, loop: EventLoop, config: NodeConfig, address: str) -> None:
         self.client: Session | None = None
         """Who is told; None: nobody is connected, and the lease decides when the work ends."""
         self.spool = Spool(config.folder, config.blob_limit_bytes)
-        self.placing = Placing(
+        self.placing = Placement(
             loop,
             NodeBlobs(config.folder, config.blob_limit_bytes),
             on_readable=self.on_slot_readable,
-            on_recalled=lambda task: self.send(Kind.RECALLED, task),
+            on_recalled=lambda task: self.send(FrameKind.RECALLED, task),
         )
         self._loop = loop
         self._config = config
         self._address = address
         self._processes = Processes(loop, config, on_forked=self._on_forked, on_dead=self.on_slot_dead)
-        self._watch = RankWatch(loop, lambda task, body: self.send(Kind.STACK, task, body, lane=1))
+        self._watch = RankWatch(loop, lambda task, body: self.send(FrameKind.STACK, task, body, lane=1))
         self._topology = b""
         self._failed_ranks: dict[int, bytes] = {}
         """What to answer when the task of a rank comes that is dead already."""
@@ -106,12 +106,12 @@ class NodeTasks:
 
     # The direct line --------------------------------------------------------------------------------------------------
 
-    def _send_line(self, slot: Slot) -> None:
+    def _send_line(self, slot: SlotProcess) -> None:
         """Give the client its end, behind what the slot must know before a task reaches it there."""
         client = self.client
         if slot.line is not None and client is not None and client.passes_fds and self._topology:
             with contextlib.suppress(OSError):  # no descriptor is left: all calls go by the agent
-                client.send(Kind.LINE, slot.line_number, fd=slot.line.fileno())
+                client.send(FrameKind.LINE, slot.line_number, fd=slot.line.fileno())
             slot.line.close()
             slot.line = None
 
@@ -138,12 +138,12 @@ class NodeTasks:
 
     def on_recall(self, frame: Frame) -> None:
         if self.placing.forget_unbegun(frame.ident):
-            self.send(Kind.RECALLED, frame.ident)
+            self.send(FrameKind.RECALLED, frame.ident)
 
     def on_cancel(self, frame: Frame) -> None:
         """`lane` is the grace in tenths of a second before SIGKILL."""
         if self.placing.forget_unbegun(frame.ident):
-            self.send(Kind.RECALLED, frame.ident)
+            self.send(FrameKind.RECALLED, frame.ident)
             rank = self.placing.ranks.get(frame.ident)
             if rank is not None:
                 rank.cancelled.add(frame.ident)
@@ -152,7 +152,7 @@ class NodeTasks:
         slot = self.placing.by_task.get(frame.ident)
         if slot is None:
             self._failed_ranks.pop(frame.ident, None)
-            self.send(Kind.RECALLED, frame.ident)
+            self.send(FrameKind.RECALLED, frame.ident)
             if frame.ident in self.placing.ranks:  # its task could not be sent
                 self._processes.kill(self.placing.ranks[frame.ident])
             return
@@ -160,15 +160,15 @@ class NodeTasks:
         self._interrupt(slot, frame.ident)
         self._loop.call_later(frame.lane / 10, lambda: self._kill_if_running(slot, frame.ident))
 
-    def _interrupt(self, slot: Slot, task: int) -> None:
-        self.placing.send_to(slot, Frame(Kind.CLOSE, 0, 0, task, b""))
+    def _interrupt(self, slot: SlotProcess, task: int) -> None:
+        self.placing.send_to(slot, Frame(FrameKind.CLOSE, 0, 0, task, b""))
         if slot.executor == "process":
             slot.mark_cancelled(task)
             if slot.pid is not None:
                 with contextlib.suppress(ProcessLookupError):  # it has ended, and its zygote will say so
                     os.kill(slot.pid, signal.SIGINT)
 
-    def _kill_if_running(self, slot: Slot, task: int) -> None:
+    def _kill_if_running(self, slot: SlotProcess, task: int) -> None:
         # A thread cannot be killed without its neighbours: it runs on, and its result is dropped.
         if task in slot.running and slot.executor == "process":
             self._processes.kill(slot)
@@ -184,17 +184,17 @@ class NodeTasks:
 
         def insist() -> None:
             if frame.ident in slot.running:
-                self.on_cancel(Frame(Kind.CANCEL, 0, int(grace * 10), frame.ident, b""))
+                self.on_cancel(Frame(FrameKind.CANCEL, 0, int(grace * 10), frame.ident, b""))
 
         self._loop.call_later(grace, insist)
 
-    def _on_forked(self, slot: Slot) -> None:
+    def _on_forked(self, slot: SlotProcess) -> None:
         for task in slot.cancelled:
             self._interrupt(slot, task)
 
     # What slots say ---------------------------------------------------------------------------------------------------
 
-    def on_slot_readable(self, slot: Slot) -> None:
+    def on_slot_readable(self, slot: SlotProcess) -> None:
         try:
             for frame in slot.channel.receive():
                 self.on_slot_frame(slot, frame)
@@ -209,7 +209,7 @@ class NodeTasks:
             complain(self._config.node, f"a slot is killed, for what it sent is no frame: {error}")
             self._processes.kill(slot)
 
-    def on_slot_frame(self, slot: Slot, frame: Frame) -> None:
+    def on_slot_frame(self, slot: SlotProcess, frame: Frame) -> None:
         kind = frame.kind
         if kind in _FINAL:
             if not frame.flags & QUIET:
@@ -222,10 +222,10 @@ class NodeTasks:
                 self._loop.call_later(_RANK_ENDS_S, lambda: self._processes.kill(slot))
             if self.placing.queue or self.placing.shelved:
                 self.placing.dispatch()
-        elif kind == Kind.LOG:
+        elif kind == FrameKind.LOG:
             self._log(frame.ident, frame.lane, frame.body)
-        elif kind != Kind.READY:
-            if kind == Kind.ITEM:
+        elif kind != FrameKind.READY:
+            if kind == FrameKind.ITEM:
                 self._read_output(slot, flush=False)
             self.forward(frame)
 
@@ -244,7 +244,7 @@ class NodeTasks:
         if self.client is not None:
             self.client.call_ended(call)
 
-    def _read_output(self, slot: Slot, *, flush: bool = True) -> None:
+    def _read_output(self, slot: SlotProcess, *, flush: bool = True) -> None:
         for task, stream, text in slot.output():
             if self.client is not None:
                 self.client.add_log(task, stream, text)
@@ -312,25 +312,25 @@ class NodeTasks:
         slot = self.placing.ranks.get(task) or self.placing.by_task.get(task)
 
         def tell(said: dict[str, object]) -> None:
-            self.send(Kind.STACK, task, json.dumps(said).encode())
+            self.send(FrameKind.STACK, task, json.dumps(said).encode())
 
         if slot is not None and slot.executor == "process":
             self._watch.take(slot, all_threads=bool(frame.lane), told=tell)
         else:  # it has ended, or is a thread: nobody can tell which of its process's threads it is
             tell({"stack": "", "state": ""})
 
-    def _fork(self, slot: Slot, preload: tuple[str, ...], launch: bytes) -> None:
+    def _fork(self, slot: SlotProcess, preload: tuple[str, ...], launch: bytes) -> None:
         self._loop.watch(slot.channel, lambda: self.on_slot_readable(slot))
         for reader in slot.outputs:
             self._loop.watch(reader.fd, lambda: self._read_output(slot))
         if self._topology:
-            slot.channel.queue(Kind.SLOT_CONFIG, body=self._topology)
+            slot.channel.queue(FrameKind.SLOT_CONFIG, body=self._topology)
             self.placing.flush(slot)
         self._processes.fork(slot, preload, launch)
 
     # Deaths -----------------------------------------------------------------------------------------------------------
 
-    def on_slot_dead(self, slot: Slot, pid: int, code: int) -> None:
+    def on_slot_dead(self, slot: SlotProcess, pid: int, code: int) -> None:
         """Deliver what it had finished, report what it had begun, and put another in its place."""
         if slot.is_dead:
             return
@@ -355,11 +355,11 @@ class NodeTasks:
         else:
             self._replace(slot)
 
-    def _report_lost(self, slot: Slot, task: int, code: int) -> None:
+    def _report_lost(self, slot: SlotProcess, task: int, code: int) -> None:
         self.placing.by_task.pop(task, None)
         self._send_lost(task, self._lost(task, slot, code))
 
-    def _lost(self, task: int, slot: Slot | None, code: int) -> bytes:
+    def _lost(self, task: int, slot: SlotProcess | None, code: int) -> bytes:
         """The body of a LOST frame. No slot: there never was one for it."""
         crash = None if slot is None else crash_of(slot)
         if slot is None:
@@ -386,9 +386,9 @@ class NodeTasks:
     def _send_lost(self, task: int, body: bytes) -> None:
         self.spool.forget(task)
         if self.client is not None:
-            self.client.send_result(Frame(Kind.LOST, 0, 0, task, body))
+            self.client.send_result(Frame(FrameKind.LOST, 0, 0, task, body))
 
-    def _on_rank_dead(self, slot: Slot, code: int) -> None:
+    def _on_rank_dead(self, slot: SlotProcess, code: int) -> None:
         for task, rank in list(self.placing.ranks.items()):
             if rank is not slot:
                 continue
@@ -400,7 +400,7 @@ class NodeTasks:
             elif not (task in slot.running or task in slot.cancelled or slot.finished_any):  # before its task came
                 self._failed_ranks[task] = self._lost(task, slot, code)
 
-    def _replace(self, slot: Slot) -> None:
+    def _replace(self, slot: SlotProcess) -> None:
         self.placing.slots.remove(slot)
         if not slot.finished_any:
             self._early_deaths += 1

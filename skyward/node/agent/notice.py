@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .loop import Loop, Timer
+from .loop import EventLoop, Timer
 
 __all__ = ["NoticeWatch"]
 
@@ -18,7 +18,7 @@ class NoticeWatch:
     `tell` gets what the file holds, and returns whether there was somebody to hear it.
     """
 
-    def __init__(self, loop: Loop, path: str, tell: Callable[[bytes], bool]) -> None:
+    def __init__(self, loop: EventLoop, path: str, tell: Callable[[bytes], bool]) -> None:
         self._loop = loop
         self._path = path
         self._tell = tell

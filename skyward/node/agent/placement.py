@@ -8,21 +8,21 @@ from collections import deque
 from collections.abc import Callable
 
 from ...wire.blobs import Blob
-from ...wire.frames import ON_SHELF, Frame, Kind, pack
+from ...wire.frames import ON_SHELF, Frame, FrameKind, pack
 from ...wire.layout import references
 from ...wire.tasks import TASK_HEAD
 from ..slot.link import read_blob_body
 from .blobs import NodeBlobs
-from .loop import Loop
-from .slots import Pending, Slot
+from .loop import EventLoop
+from .slots import PendingSlot, SlotProcess
 
-__all__ = ["Placing"]
+__all__ = ["Placement"]
 
 _OVERDUE_S = 0.25
 """Seconds that a task waits on a shelf, while other slots go on, until another slot may have it."""
 
 
-class Placing:
+class Placement:
     """Tasks that wait, the slots and ranks that take them, and the functions and blobs that they stand on.
 
     Part of the agent, and in its thread. `on_readable` is called when a slot has sent something, `on_recalled` when a
@@ -30,7 +30,12 @@ class Placing:
     """
 
     def __init__(
-        self, loop: Loop, blobs: NodeBlobs, *, on_readable: Callable[[Slot], None], on_recalled: Callable[[int], None]
+        self,
+        loop: EventLoop,
+        blobs: NodeBlobs,
+        *,
+        on_readable: Callable[[SlotProcess], None],
+        on_recalled: Callable[[int], None],
     ) -> None:
         self._loop = loop
         self._blobs = blobs
@@ -38,13 +43,13 @@ class Placing:
         self._on_recalled = on_recalled
         self._functions: dict[bytes, bytes] = {}
         self._function_blobs: dict[bytes, tuple[tuple[bytes, int], ...]] = {}
-        self.slots: list[Slot] = []
-        self.ranks: dict[int, Slot] = {}
+        self.slots: list[SlotProcess] = []
+        self.ranks: dict[int, SlotProcess] = {}
         """By task."""
-        self.queue: deque[Pending] = deque()
-        self.by_task: dict[int, Slot] = {}
+        self.queue: deque[PendingSlot] = deque()
+        self.by_task: dict[int, SlotProcess] = {}
         """Of tasks that were sent to a slot."""
-        self.shelved: dict[int, Slot] = {}
+        self.shelved: dict[int, SlotProcess] = {}
         """Of those the ones on a shelf, oldest first."""
 
     # What tasks stand on --------------------------------------------------------------------------------------------
@@ -91,11 +96,11 @@ class Placing:
                 self.by_task[frame.ident] = slot
                 self._send_frame(slot, frame)
                 return
-        pending = Pending(frame, self._missing(frame))
+        pending = PendingSlot(frame, self._missing(frame))
         self.queue.append(pending)
         self.dispatch()
 
-    def _send_frame(self, slot: Slot, frame: Frame) -> None:
+    def _send_frame(self, slot: SlotProcess, frame: Frame) -> None:
         """A frame that stands on nothing else, to a slot."""
         try:
             is_empty = slot.channel.send(pack(frame.kind, frame.ident, frame.body))
@@ -114,7 +119,7 @@ class Placing:
 
     def _give_out(self) -> None:
         """Give tasks to slots with room, oldest first; one that waits for its blobs holds up nobody."""
-        waiting: deque[Pending] = deque()
+        waiting: deque[PendingSlot] = deque()
         room = sum(slot.room for slot in self.slots)
         while self.queue and (room or self.ranks):
             pending = self.queue.popleft()
@@ -129,10 +134,10 @@ class Placing:
             waiting.extend(self.queue)
             self.queue = waiting
 
-    def _slot_for(self, task: int) -> Slot | None:
+    def _slot_for(self, task: int) -> SlotProcess | None:
         if task in self.ranks:
             return self.ranks[task]
-        best: Slot | None = None
+        best: SlotProcess | None = None
         most = 0
         for slot in self.slots:
             room = slot.room
@@ -140,11 +145,11 @@ class Placing:
                 best, most = slot, room
         return best
 
-    def _begin(self, slot: Slot, pending: Pending) -> None:
+    def _begin(self, slot: SlotProcess, pending: PendingSlot) -> None:
         slot.running[pending.frame.ident] = None
         self._give(slot, pending)
 
-    def _give(self, slot: Slot, pending: Pending, *, flags: int = 0) -> None:
+    def _give(self, slot: SlotProcess, pending: PendingSlot, *, flags: int = 0) -> None:
         frame = pending.frame
         function = frame.body[:16]
         needed = references(frame.body, TASK_HEAD.size)
@@ -153,7 +158,7 @@ class Placing:
             slot.functions.add(function)
             for digest, _ in self._function_blobs[function]:
                 self._send_blob(slot, digest)
-            slot.channel.queue(Kind.FUNCTION, body=self._functions[function])
+            slot.channel.queue(FrameKind.FUNCTION, body=self._functions[function])
         for digest, _ in needed:
             self._send_blob(slot, digest)
         slot.channel.queue(frame.kind, frame.ident, frame.body, flags=flags, lane=pending.shelf_number if flags else 0)
@@ -161,24 +166,24 @@ class Placing:
             self._queue_stream_frame(slot, following)
         self.flush(slot)
 
-    def _send_blob(self, slot: Slot, digest: bytes) -> None:
+    def _send_blob(self, slot: SlotProcess, digest: bytes) -> None:
         blob = self._blobs.get(digest)
         assert blob is not None  # tasks wait until their blobs are here
         body = digest + blob.size.to_bytes(8, "little") + bytes(8)
         try:
-            slot.channel.queue(Kind.BLOB, body=body, fd=blob.fd)
+            slot.channel.queue(FrameKind.BLOB, body=body, fd=blob.fd)
         except OSError:  # no descriptor is left: without it the call that needs the blob fails and says so
-            slot.channel.queue(Kind.BLOB, body=body)
+            slot.channel.queue(FrameKind.BLOB, body=body)
 
-    def send_to(self, slot: Slot, frame: Frame) -> None:
+    def send_to(self, slot: SlotProcess, frame: Frame) -> None:
         slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
         self.flush(slot)
 
-    def flush(self, slot: Slot) -> None:
+    def flush(self, slot: SlotProcess) -> None:
         with contextlib.suppress(ConnectionError):  # it died; its zygote will say so
             self._set_blocked(slot, not slot.channel.flush())
 
-    def _set_blocked(self, slot: Slot, is_blocked: bool) -> None:
+    def _set_blocked(self, slot: SlotProcess, is_blocked: bool) -> None:
         if is_blocked != slot.is_blocked:
             slot.is_blocked = is_blocked
             write = (lambda: self.flush(slot)) if is_blocked else None
@@ -194,14 +199,14 @@ class Placing:
         if pending is not None:
             pending.following.append(frame)
 
-    def _queue_stream_frame(self, slot: Slot, frame: Frame) -> None:
-        if frame.kind == Kind.IN_ITEM:
+    def _queue_stream_frame(self, slot: SlotProcess, frame: Frame) -> None:
+        if frame.kind == FrameKind.IN_ITEM:
             for digest, _ in references(frame.body):
                 if digest in self._blobs:  # else the item fails in its task: it came in its turn, behind its blobs
                     self._send_blob(slot, digest)
         slot.channel.queue(frame.kind, frame.ident, frame.body, lane=frame.lane)
 
-    def pending(self, task: int) -> Pending | None:
+    def pending(self, task: int) -> PendingSlot | None:
         return next((p for p in self.queue if p.frame.ident == task), None)
 
     def forget_unbegun(self, task: int) -> bool:
@@ -231,7 +236,7 @@ class Placing:
                     return
                 self._put_on_shelf(slot, pending)
 
-    def _take_first(self) -> Pending | None:
+    def _take_first(self) -> PendingSlot | None:
         for pending in self.queue:
             if not pending.missing:
                 if not pending.may_wait_in_slot:
@@ -240,7 +245,7 @@ class Placing:
                 return pending
         return None
 
-    def _put_on_shelf(self, slot: Slot, pending: Pending) -> None:
+    def _put_on_shelf(self, slot: SlotProcess, pending: PendingSlot) -> None:
         assert slot.shelf is not None
         pending.shelf_number = slot.shelf.put()
         slot.shelved, slot.shelved_at = pending, time.monotonic()
@@ -273,7 +278,7 @@ class Placing:
                 del slot.running[running.frame.ident]
                 self._requeue(running)
 
-    def _requeue(self, pending: Pending) -> None:
+    def _requeue(self, pending: PendingSlot) -> None:
         task = pending.frame.ident
         slot = self.by_task.pop(task)
         if task in slot.cancelled:
@@ -283,7 +288,7 @@ class Placing:
         pending.missing = self._missing(pending.frame)
         self.queue.appendleft(pending)
 
-    def ended(self, slot: Slot, task: int) -> None:
+    def ended(self, slot: SlotProcess, task: int) -> None:
         """The slot has nothing more to do with it."""
         self.by_task.pop(task, None)
         slot.ended(task)

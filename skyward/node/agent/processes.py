@@ -10,8 +10,8 @@ from collections.abc import Callable
 from ...wire.tasks import NodeConfig
 from ..slot.zygote import ForkOrder
 from .complaints import complain
-from .loop import Loop
-from .slots import Slot
+from .loop import EventLoop
+from .slots import SlotProcess
 from .watchdog import kill_session
 from .zygotes import Zygote
 
@@ -32,22 +32,22 @@ class Processes:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         config: NodeConfig,
         *,
-        on_forked: Callable[[Slot], None],
-        on_dead: Callable[[Slot, int, int], None],
+        on_forked: Callable[[SlotProcess], None],
+        on_dead: Callable[[SlotProcess, int, int], None],
     ) -> None:
         self._loop = loop
         self._config = config
         self._on_forked = on_forked
         self._on_dead = on_dead
         self._zygotes: dict[tuple[str, ...], Zygote] = {}
-        self._by_pid: dict[int, Slot] = {}
-        self._forking: dict[int, Slot] = {}
+        self._by_pid: dict[int, SlotProcess] = {}
+        self._forking: dict[int, SlotProcess] = {}
         self._orders = 0
 
-    def fork(self, slot: Slot, preload: tuple[str, ...], launch: bytes) -> None:
+    def fork(self, slot: SlotProcess, preload: tuple[str, ...], launch: bytes) -> None:
         """Have a process forked for it, and close the child's ends here. If that fails, `on_dead` is told."""
         slot.preload = preload
         self._orders += 1
@@ -59,7 +59,7 @@ class Processes:
             self._on_fork_failed(self._orders, f"{type(error).__name__}: {error}")
         slot.close_child_fds()
 
-    def kill(self, slot: Slot) -> None:
+    def kill(self, slot: SlotProcess) -> None:
         """Kill it at once; `on_dead` is told when it has ended."""
         if slot.is_dead:
             return

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...wire.frames import Frame, Kind
+from ...wire.frames import Frame, FrameKind
 from .session import Session
 
-__all__ = ["Questions"]
+__all__ = ["QuestionRelay"]
 
 _NUMBER = 8
 _MAX_OPEN = 64
@@ -19,7 +19,7 @@ _MAX_OPEN = 64
 NOBODY, TOO_MANY = 1, 2
 
 
-class Questions:
+class QuestionRelay:
     """`tell(task, body, lane)` sends an ANSWER to the client."""
 
     def __init__(self, tell: Callable[[int, bytes, int], None]) -> None:
@@ -41,7 +41,7 @@ class Questions:
             self._tell(task, number, TOO_MANY)
         else:
             self._open[task].add(number)
-            session.send(Kind.ASK, task, frame.body)
+            session.send(FrameKind.ASK, task, frame.body)
 
     def on_answer(self, session: Session, frame: Frame) -> None:
         task, number = frame.ident, frame.body[:_NUMBER]

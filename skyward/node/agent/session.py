@@ -10,16 +10,16 @@ from collections.abc import Callable
 from ...errors import InternalError
 from ...wire.channel import BLOBS, CONTROL, RESULTS, Channel, ChannelClosed
 from ...wire.ends import Ends
-from ...wire.frames import HAS_FD, QUIET, Frame, Kind, pack
+from ...wire.frames import HAS_FD, QUIET, Frame, FrameKind, pack
 from ...wire.stream import MAGIC, StreamChannel
 from .complaints import complain
-from .loop import Loop
+from .loop import EventLoop
 from .output import LogBuffer
 
 __all__ = ["Session"]
 
 _PIPE_SIZE = 1 << 20
-_FINAL = (Kind.RESULT, Kind.ERROR, Kind.LOST, Kind.UNCALL)
+_FINAL = (FrameKind.RESULT, FrameKind.ERROR, FrameKind.LOST, FrameKind.UNCALL)
 
 
 class _PassedEnds(Ends):
@@ -47,7 +47,7 @@ class Session:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         channel: Channel | StreamChannel,
         log_limit_bytes: int,
         on_frame: Callable[[Session, Frame], None],
@@ -210,7 +210,7 @@ class Session:
         else:
             if self._channel.pings != self._pings:  # a client that asks is a sign of life as good as its keeper's
                 self._pings = self._channel.pings
-                self._on_frame(self, Frame(Kind.LEASE, 0, 0, 0, b""))
+                self._on_frame(self, Frame(FrameKind.LEASE, 0, 0, 0, b""))
             if self._channel.needs_flush:
                 self.flush()
         return True
@@ -219,7 +219,7 @@ class Session:
 
     def send(self, kind: int, ident: int = 0, body: bytes = b"", *, lane: int = 0, fd: int = -1) -> None:
         """Control frames and blobs."""
-        self._channel.queue(kind, ident, body, lane=lane, fd=fd, priority=BLOBS if kind == Kind.BLOB else CONTROL)
+        self._channel.queue(kind, ident, body, lane=lane, fd=fd, priority=BLOBS if kind == FrameKind.BLOB else CONTROL)
         self.flush()
 
     def send_result(self, frame: Frame) -> None:
@@ -247,7 +247,7 @@ class Session:
         """On a stream a blob takes its time: other results go first, and those of its own task go behind it."""
         if self._channel.passes_fds:
             return RESULTS
-        if frame.kind == Kind.BLOB:
+        if frame.kind == FrameKind.BLOB:
             self._bulky.add(frame.ident)
         elif frame.ident not in self._bulky:
             return RESULTS
@@ -302,7 +302,7 @@ class Session:
             return
         for task, stream, text in self._logs.take():
             self._waiting_logs += len(text)
-            self._channel.queue(Kind.LOG, task, text, lane=stream, priority=RESULTS)
+            self._channel.queue(FrameKind.LOG, task, text, lane=stream, priority=RESULTS)
 
     def close(self) -> None:
         if self.is_closed:

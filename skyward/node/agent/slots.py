@@ -21,11 +21,11 @@ from ..slot.slot import SlotConfig
 from ..slot.stacks import STACKS_AT
 from .output import OutputReader
 
-__all__ = ["Pending", "Slot", "make_slot"]
+__all__ = ["PendingSlot", "SlotProcess", "make_slot"]
 
 
 @dataclass(eq=False)
-class Pending:
+class PendingSlot:
     """A task on this node that has not begun: its frame, and frames about it that came early."""
 
     frame: Frame
@@ -43,7 +43,7 @@ class Pending:
 
 
 @dataclass(eq=False)
-class Slot:
+class SlotProcess:
     """One process: a pool's slot, or a rank of a gang (`rank` is set)."""
 
     number: int
@@ -59,7 +59,7 @@ class Slot:
     """The client's end of the direct line, until the client has it."""
     line_number: int = 0
     pid: int | None = None
-    running: dict[int, Pending | None] = field(default_factory=dict)
+    running: dict[int, PendingSlot | None] = field(default_factory=dict)
     """Tasks sent to it, not yet ended, but for the one on its shelf. Those that were there are kept: the slot may not
     have begun them.
     """
@@ -67,7 +67,7 @@ class Slot:
     """The task in `running` that came on the direct line."""
     shelf: Shelf | None = None
     """Of a process slot that is no rank."""
-    shelved: Pending | None = None
+    shelved: PendingSlot | None = None
     """What waits in its socket for the end of what runs."""
     shelved_at: float = 0.0
     is_shelf_spent: bool = False
@@ -192,7 +192,7 @@ def make_slot(
     notice_file: str = "",
     line_number: int = 0,
     agent: str = "",
-) -> Slot:
+) -> SlotProcess:
     """The agent's ends, and the child's ends waiting to be passed on. `line_number`: it has a direct line. `agent`:
     path of the agent's socket.
 
@@ -217,7 +217,7 @@ def make_slot(
         return slot
 
 
-def _with_ends(config: SlotConfig, line_number: int, undo: contextlib.ExitStack) -> Slot:
+def _with_ends(config: SlotConfig, line_number: int, undo: contextlib.ExitStack) -> SlotProcess:
     """The slot with all that it shares with its process; `undo` closes every end, ours and the child's."""
     is_process = config.executor == "process"
     ours, theirs = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -234,7 +234,7 @@ def _with_ends(config: SlotConfig, line_number: int, undo: contextlib.ExitStack)
         line, slot_end = map(undo.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
         child_fds += _owned(undo, os.dup(slot_end.fileno()))
         slot_end.close()
-    slot = Slot(
+    slot = SlotProcess(
         number=config.number,
         lanes=config.lanes,
         executor=config.executor,

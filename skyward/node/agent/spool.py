@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...wire.blobs import Blob, default_limit, spill
 from ...wire.failures import encode_failure
-from ...wire.frames import Frame, Kind
+from ...wire.frames import Frame, FrameKind
 from ..slot.link import read_blob_body
 from .complaints import complain
 
@@ -34,7 +34,7 @@ class Spool:
         """
         if frame.ident in self._failed:
             yield from self._after_failure(frame)
-        elif frame.kind != Kind.BLOB or frame.fd < 0:
+        elif frame.kind != FrameKind.BLOB or frame.fd < 0:
             yield frame
         else:
             digest, size, _, _ = read_blob_body(frame.body)
@@ -59,10 +59,10 @@ class Spool:
 
     def _after_failure(self, frame: Frame) -> Iterator[Frame]:
         """Nothing that stands on the blob may follow: only the end of the call, which is an error."""
-        if frame.kind == Kind.RESULT:
+        if frame.kind == FrameKind.RESULT:
             error = self._failed.pop(frame.ident)
-            yield Frame(Kind.ERROR, frame.flags, 0, frame.ident, encode_failure(error))
-        elif frame.kind == Kind.ERROR:
+            yield Frame(FrameKind.ERROR, frame.flags, 0, frame.ident, encode_failure(error))
+        elif frame.kind == FrameKind.ERROR:
             del self._failed[frame.ident]
             yield frame
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..slot.stacks import ALL_THREADS, CRASH, MAIN_THREAD, STACKS_AT
-from .loop import Loop
-from .slots import Slot
+from .loop import EventLoop
+from .slots import SlotProcess
 
 __all__ = ["RankWatch", "crash_of"]
 
@@ -35,7 +35,7 @@ Told = Callable[[dict[str, object]], None]
 @dataclass
 class _Watched:
     task: int
-    slot: Slot
+    slot: SlotProcess
     after_s: float
     runs: int = -1
     """How often the main thread had left a processor when it was last looked at."""
@@ -48,12 +48,12 @@ class _Watched:
 class RankWatch:
     """Watches the ranks of a node and takes their stacks. `stopped(task, body)` tells of one that has stopped."""
 
-    def __init__(self, loop: Loop, stopped: Callable[[int, bytes], None]) -> None:
+    def __init__(self, loop: EventLoop, stopped: Callable[[int, bytes], None]) -> None:
         self._loop = loop
         self._stopped = stopped
-        self._taking: dict[Slot, list[Told]] = {}
+        self._taking: dict[SlotProcess, list[Told]] = {}
 
-    def watch(self, task: int, slot: Slot, after_s: float) -> None:
+    def watch(self, task: int, slot: SlotProcess, after_s: float) -> None:
         """Tell when the rank has stopped for `after_s` seconds, and again after as long, until its process ends."""
         self._look(_Watched(task, slot, after_s))
 
@@ -78,7 +78,7 @@ class RankWatch:
         watched.runs = _times_run(watched.slot.pid) or -1  # it ran to write its stack
         self._stopped(watched.task, json.dumps({**said, "stopped_s": time.monotonic() - watched.since}).encode())
 
-    def take(self, slot: Slot, *, all_threads: bool, told: Told) -> None:
+    def take(self, slot: SlotProcess, *, all_threads: bool, told: Told) -> None:
         """Ask the rank for its stack, and call `told` with it, and with the state of the process, in a moment."""
         number = ALL_THREADS if all_threads else MAIN_THREAD
         if slot in self._taking:
@@ -94,7 +94,7 @@ class RankWatch:
             os.kill(slot.pid, number)
         self._await(slot, STACKS_AT, time.monotonic() + _ANSWER_LIMIT_S)
 
-    def _await(self, slot: Slot, size_before: int, deadline: float) -> None:
+    def _await(self, slot: SlotProcess, size_before: int, deadline: float) -> None:
         """Until the file has text and has stopped growing."""
         size = STACKS_AT if slot.is_dead else os.fstat(slot.page_fd).st_size
         is_over = slot.is_dead or time.monotonic() > deadline
@@ -107,7 +107,7 @@ class RankWatch:
             told(said)
 
 
-def crash_of(slot: Slot) -> tuple[float, str] | None:
+def crash_of(slot: SlotProcess) -> tuple[float, str] | None:
     """When a rank that is dead crashed, in seconds since the epoch, and the Python stack of the thread that did, which
     is empty for a thread that runs none. None: it did not crash, or the user has replaced `faulthandler`'s file.
     """

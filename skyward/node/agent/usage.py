@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from .loop import Loop, Timer
+from .loop import EventLoop, Timer
 
 __all__ = ["UsageMeter", "busy_and_total", "devices_of", "memory_of"]
 
@@ -32,7 +32,7 @@ class UsageMeter:
     memory_used_gib, memory_gib of each).
     """
 
-    def __init__(self, loop: Loop, tell: Callable[[bytes], None]) -> None:
+    def __init__(self, loop: EventLoop, tell: Callable[[bytes], None]) -> None:
         self._loop = loop
         self._tell = tell
         self._timer: Timer | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...wire.tasks import NodeConfig
 from ..slot.zygote import ForkOrder, ZygoteConfig, send_order
-from .loop import Loop
+from .loop import EventLoop
 
 __all__ = ["Zygote"]
 
@@ -35,7 +35,7 @@ class Zygote:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: EventLoop,
         node: NodeConfig,
         preload: tuple[str, ...],
         on_event: Callable[[Zygote, Any], None],

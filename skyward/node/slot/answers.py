@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from ...wire.channel import ChannelClosed
-from ...wire.frames import INLINE_LIMIT, Kind
+from ...wire.frames import INLINE_LIMIT, FrameKind
 from .link import connect_task
 from .runtime import current_call
 
@@ -94,7 +94,7 @@ class _Answering:
             try:
                 while True:
                     frame = self._link.receive()
-                    if frame.kind == Kind.ASK:
+                    if frame.kind == FrameKind.ASK:
                         self._answer(frame.body[:QUESTION_NUMBER], frame.body[QUESTION_NUMBER:])
             except (ChannelClosed, OSError):  # the call has ended, or the agent is gone
                 return
@@ -103,7 +103,7 @@ class _Answering:
         def reply(answer: bytes) -> None:
             fits = len(answer) <= INLINE_LIMIT
             with contextlib.suppress(OSError):  # the agent is gone, and ends this process
-                self._link.send(Kind.ANSWER, self._task, number + (answer if fits else b""), lane=0 if fits else 3)
+                self._link.send(FrameKind.ANSWER, self._task, number + (answer if fits else b""), lane=0 if fits else 3)
             ended()
 
         def ended() -> None:

@@ -22,12 +22,12 @@ from ...errors import ArgumentNotPicklable, PoolClosed, RemoteError
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
 from ...wire.failures import decode_failure
-from ...wire.frames import Frame, Kind
+from ...wire.frames import Frame, FrameKind
 from ...wire.layout import parse
-from ...wire.nested_calls import IS_NESTED, NestedCall, Outcome, message_of, packed, payload_in
+from ...wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, message_of, packed, payload_in
 from ...wire.payloads import Encoded, decode, encode
 from .link import connect_task, read_blob_body
-from .runtime import Call
+from .runtime import RunningCall
 
 __all__ = ["Caller", "caller_of", "end"]
 
@@ -38,7 +38,7 @@ _open: dict[int, Caller] = {}
 _lock = threading.Lock()
 
 
-def caller_of(call: Call) -> Caller:
+def caller_of(call: RunningCall) -> Caller:
     """What sends the calls of a running task. Raises PoolClosed: its agent cannot be reached."""
     with _lock:
         caller = _open.get(call.task)
@@ -107,13 +107,13 @@ class Caller:
             self._give_up()
         # Of its own: they are closed when they were sent, and the same may go to several nodes.
         blobs = tuple(Blob(blob.digest, blob.size, os.dup(blob.open())) for blob in message.blobs)
-        self._outbox.put((Kind.CALL, number, Encoded(message.body, blobs)))
+        self._outbox.put((FrameKind.CALL, number, Encoded(message.body, blobs)))
         future.set_running()
         return future
 
     def _cancel(self, number: int) -> None:
         if self._futures.pop(number, None) is not None:
-            self._outbox.put((Kind.UNCALL, number, None))
+            self._outbox.put((FrameKind.UNCALL, number, None))
 
     def close(self) -> None:
         """Cancel what is open; nobody waits any more when this returns. The agent tells the client."""
@@ -165,14 +165,14 @@ class Caller:
                 self._give_up(error)
 
     def _on_frame(self, frame: Frame) -> None:
-        if frame.kind == Kind.BLOB:
+        if frame.kind == FrameKind.BLOB:
             digest, size, _, _ = read_blob_body(frame.body)
             self._arrived.setdefault(frame.ident, {})[digest] = Blob(digest, size, frame.fd)
-        elif frame.kind == Kind.OUTCOME:
+        elif frame.kind == FrameKind.OUTCOME:
             blobs = self._arrived.pop(frame.ident, {})
             future = self._futures.pop(frame.ident, None)
             if future is not None:
-                _settle(future, Outcome(*message_of(frame.body, blobs)), blobs)
+                _settle(future, NestedOutcome(*message_of(frame.body, blobs)), blobs)
 
 
 def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
@@ -192,7 +192,7 @@ def _payloads(pending: PendingCompute[Any]) -> tuple[Encoded, Encoded]:
     return made[0], made[1]
 
 
-def _settle(future: Future[Any], outcome: Outcome, blobs: dict[bytes, Blob]) -> None:
+def _settle(future: Future[Any], outcome: NestedOutcome, blobs: dict[bytes, Blob]) -> None:
     """What it means is unpickled by whoever asks."""
 
     def value(payload: bytes) -> Any:

@@ -18,7 +18,7 @@ from ...core.process import PACKAGE_ROOT
 from ...errors import NotRun, ResultNotPicklable, TaskExited, UsageError
 from ...wire.blobs import Blob
 from ...wire.failures import encode_failure, stamp_as
-from ...wire.frames import Frame, Kind
+from ...wire.frames import Frame, FrameKind
 from ...wire.payloads import Encoded, decode, encode, parse
 from ...wire.pull import PullRefused
 from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, unpack_task
@@ -35,7 +35,7 @@ TINY_NS = 20_000
 BLOCK = 32
 """Calls of a block at most. The death of a slot in a block counts all its calls as begun."""
 
-_OURS = os.path.join(PACKAGE_ROOT, "skyward")
+_OURS = os.path.join(PACKAGE_ROOT, "skyward") + os.sep
 _counter = 0
 
 
@@ -117,7 +117,7 @@ class TaskRun:
         else:
             task = frame.ident
             flags = self.at_end(task)
-            self.link.send_payload(Kind.RESULT, task, result, time.perf_counter_ns() - started, flags=flags)
+            self.link.send_payload(FrameKind.RESULT, task, result, time.perf_counter_ns() - started, flags=flags)
         finally:
             self._thread = 0
 
@@ -191,7 +191,7 @@ class TaskRun:
     def _send_part(self, start: int, results: list[Any], return_exceptions: bool = False) -> None:
         if results:
             payload = self._encode_results(start, results, return_exceptions)
-            self.link.send_payload(Kind.PART, self.frame.ident, payload)
+            self.link.send_payload(FrameKind.PART, self.frame.ident, payload)
 
     def _encode_results(self, start: int, results: list[Any], return_exceptions: bool) -> Encoded:
         """One result that cannot be pickled fails its own call and no other."""
@@ -222,7 +222,7 @@ class TaskRun:
                         item = next(generator)
                     except StopIteration as stop:
                         return self._encode(stop.value)
-                self.link.send_payload(Kind.ITEM, self.frame.ident, self._encode(item))
+                self.link.send_payload(FrameKind.ITEM, self.frame.ident, self._encode(item))
                 self._credit -= 1
                 self._take(self.inbox.waiting())
                 while self._credit <= 0:
@@ -239,11 +239,11 @@ class TaskRun:
         for frame, blobs in arrived:
             if frame.ident != self.frame.ident:
                 continue  # about a task that has ended
-            if frame.kind == Kind.CREDIT:
+            if frame.kind == FrameKind.CREDIT:
                 self._credit += int.from_bytes(frame.body, "little")
-            elif frame.kind == Kind.CLOSE:
+            elif frame.kind == FrameKind.CLOSE:
                 raise Cancelled
-            elif frame.kind in (Kind.IN_ITEM, Kind.IN_END, Kind.IN_ERROR):
+            elif frame.kind in (FrameKind.IN_ITEM, FrameKind.IN_END, FrameKind.IN_ERROR):
                 self._inputs.setdefault(frame.lane, deque()).append((frame, blobs))
 
     def _with_inputs(self, payload: Any) -> Any:
@@ -267,11 +267,11 @@ class TaskRun:
                 while not queue:
                     self._take([self.inbox.wait()])
                 frame, blobs = queue.popleft()
-                if frame.kind == Kind.IN_ITEM:
-                    self.link.send(Kind.IN_CREDIT, self.frame.ident, lane=lane)
-            if frame.kind == Kind.IN_END:
+                if frame.kind == FrameKind.IN_ITEM:
+                    self.link.send(FrameKind.IN_CREDIT, self.frame.ident, lane=lane)
+            if frame.kind == FrameKind.IN_END:
                 return
-            if frame.kind == Kind.IN_ERROR:
+            if frame.kind == FrameKind.IN_ERROR:
                 raise UsageError("the iterator that was given as an argument raised on the client")
             yield decode(parse(frame.body), blobs)
 
@@ -289,7 +289,7 @@ class TaskRun:
             error = _exited(error)
         body = encode_failure(error, is_cancelled=is_cancelled, index=self._index, hide=_OURS)
         flags = self.at_end(self.frame.ident)
-        self.link.send(Kind.ERROR, self.frame.ident, body, flags=flags)
+        self.link.send(FrameKind.ERROR, self.frame.ident, body, flags=flags)
 
 
 def _why_not(value: Any, error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...calls.active import Dispatcher, open_pools
+from ...calls.active import PoolLike, open_pools
 from ...calls.compute import PendingCompute
 from ...calls.futures import Future
 from ...calls.results import value_of, values_of
@@ -103,7 +103,7 @@ class TaskSender:
         (future,) = caller.submit(pending, [{"kind": kind, "nodes": None if self.is_whole else self.numbers}])
         return future
 
-    def _there(self) -> Caller | Dispatcher:
+    def _there(self) -> Caller | PoolLike:
         call = current_call()
         if call is not None and call.info.job_id == self.pool:
             return caller_of(call)

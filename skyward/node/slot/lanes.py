@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
-from ...wire.frames import Frame, Kind
+from ...wire.frames import Frame, FrameKind
 from ...wire.tasks import TASK_HEAD
 from .execute import Arrived, Cancelled
 from .guards import LaneGuard
@@ -36,7 +36,7 @@ class LaneInbox:
     def put(self, frame: Frame, blobs: tuple[Blob, ...]) -> None:
         """Called by the main thread."""
         self.frames.put((frame, blobs))
-        if frame.kind == Kind.CLOSE:
+        if frame.kind == FrameKind.CLOSE:
             self.is_closed = True  # before the guard is looked at: a lane that has none yet looks here when it begins
             if self.guard is not None:
                 self.guard.cancel(frame.ident)
@@ -52,13 +52,13 @@ class LaneInbox:
                 return
 
     def _told(self, arrived: Arrived) -> Arrived:
-        if arrived[0].kind == Kind.CLOSE and self.guard is not None:
+        if arrived[0].kind == FrameKind.CLOSE and self.guard is not None:
             self.guard.was_told()
         return arrived
 
 
 def serve_threads(slot: Slot, page: memoryview) -> None:
-    streams = ThreadStreams(lambda task, stream, text: slot.link.send(Kind.LOG, task, text, lane=stream))
+    streams = ThreadStreams(lambda task, stream, text: slot.link.send(FrameKind.LOG, task, text, lane=stream))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tasks: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
     running: dict[int, LaneInbox] = {}
@@ -74,12 +74,12 @@ def serve_threads(slot: Slot, page: memoryview) -> None:
 
     for lane in range(slot.config.lanes):
         threading.Thread(target=serve_lane, args=(lane,), name=f"lane-{lane}", daemon=True).start()
-    slot.link.send(Kind.READY)
+    slot.link.send(FrameKind.READY)
     while True:
         frame = slot.link.receive()
         if slot.keep(frame):
             continue
-        if frame.kind == Kind.TASK:
+        if frame.kind == FrameKind.TASK:
             running[frame.ident] = LaneInbox()
             tasks.put((frame, slot.blobs_of(frame, TASK_HEAD.size)))
             continue
@@ -87,7 +87,7 @@ def serve_threads(slot: Slot, page: memoryview) -> None:
         if inbox is None:
             slot.drop(frame)
             continue
-        inbox.put(frame, slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ())
+        inbox.put(frame, slot.blobs_of(frame, 0) if frame.kind == FrameKind.IN_ITEM else ())
 
 
 def _run_tasks(

@@ -13,10 +13,10 @@ from typing import Literal, Protocol
 
 from ...wire.blobs import DIGEST_SIZE
 from ...wire.channel import receive
-from ...wire.frames import HAS_FD, PROTOCOL_VERSION, QUIET, Frame, FrameParser, Kind, pack
+from ...wire.frames import HAS_FD, PROTOCOL_VERSION, QUIET, Frame, FrameKind, FrameParser, pack
 from ...wire.payloads import Encoded
 
-__all__ = ["Line", "Link", "Replies", "blob_body", "connect_task", "read_blob_body"]
+__all__ = ["SlotLine", "Link", "Replies", "blob_body", "connect_task", "read_blob_body"]
 
 
 def blob_body(digest: bytes, size: int, offset: int = 0) -> bytes:
@@ -61,7 +61,7 @@ class Link:
         """The payload's blobs, then the frame that needs them."""
         with self._lock:
             for blob in payload.blobs:
-                frame = pack(Kind.BLOB, ident, blob_body(blob.digest, blob.size), flags=HAS_FD)
+                frame = pack(FrameKind.BLOB, ident, blob_body(blob.digest, blob.size), flags=HAS_FD)
                 sent = socket.send_fds(self._sock, [frame], [blob.fd])
                 if sent < len(frame):
                     self._sock.sendall(frame[sent:])
@@ -116,14 +116,14 @@ def connect_task(agent: str, task: int, role: Literal["task", "caller"]) -> Link
     try:
         sock.connect(agent)
         link = Link(sock)
-        link.send(Kind.HELLO, body=json.dumps(hello).encode())
+        link.send(FrameKind.HELLO, body=json.dumps(hello).encode())
     except OSError:
         sock.close()
         raise
     return link
 
 
-class Line:
+class SlotLine:
     """The direct line from the client to this slot: a short call and its value, with no agent in between.
 
     Only a plain value of a call that wrote nothing goes back here. Everything else (errors, blobs, values that must
@@ -157,4 +157,4 @@ class Line:
 
     def _say_elsewhere(self, ident: int) -> None:
         with contextlib.suppress(ConnectionError):  # the client went away; the agent ends us next
-            self._sock.sendall(pack(Kind.ELSEWHERE, ident))
+            self._sock.sendall(pack(FrameKind.ELSEWHERE, ident))

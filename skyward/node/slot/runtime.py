@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from ...values.topology import InstanceInfo, Rank
 
-__all__ = ["Call", "current_call", "current_rank", "enter_call", "instance_info", "is_head", "once"]
+__all__ = ["RunningCall", "current_call", "current_rank", "enter_call", "instance_info", "is_head", "once"]
 
 T = TypeVar("T")
 
 
-class Call(NamedTuple):
+class RunningCall(NamedTuple):
     """The running call. `rank` is set in a gang only."""
 
     task: int
@@ -29,11 +29,11 @@ class Call(NamedTuple):
 
 
 # The main value is for threads that user code starts: a new thread has an empty context.
-_current: ContextVar[Call | None] = ContextVar("skyward_call", default=None)
-_of_process: Call | None = None
+_current: ContextVar[RunningCall | None] = ContextVar("skyward_call", default=None)
+_of_process: RunningCall | None = None
 
 
-def enter_call(call: Call | None, *, whole_process: bool) -> None:
+def enter_call(call: RunningCall | None, *, whole_process: bool) -> None:
     """Make `call` the current one of this context and, where a process runs one call at a time, of all its threads."""
     global _of_process  # a process has one
     _current.set(call)
@@ -41,7 +41,7 @@ def enter_call(call: Call | None, *, whole_process: bool) -> None:
         _of_process = call
 
 
-def current_call() -> Call | None:
+def current_call() -> RunningCall | None:
     """The call that this code runs in; None outside a pool."""
     call = _current.get()
     return _of_process if call is None else call

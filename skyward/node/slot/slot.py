@@ -11,7 +11,7 @@ from typing import Literal
 from ...errors import InitializerFailed
 from ...values.topology import InstanceInfo, NetworkInfo, Rank
 from ...wire.blobs import Blob
-from ...wire.frames import Frame, Kind
+from ...wire.frames import Frame, FrameKind
 from ...wire.layout import references
 from ...wire.tasks import CallKind, Topology, unpack_task
 from . import answers, caller
@@ -19,7 +19,7 @@ from .execute import Cancelled, Inbox, TaskRun
 from .functions import Functions
 from .guards import SlotGuard
 from .link import Link, Replies, read_blob_body
-from .runtime import Call, enter_call
+from .runtime import RunningCall, enter_call
 from .stdio import ProcessStreams, ThreadStreams
 
 __all__ = ["Slot", "SlotConfig"]
@@ -60,14 +60,14 @@ class Slot:
 
     def keep(self, frame: Frame) -> bool:
         """Take in what tasks stand on; False if the frame is something else."""
-        if frame.kind == Kind.FUNCTION:
+        if frame.kind == FrameKind.FUNCTION:
             self.functions.add(frame.body[:16], frame.body[16:], self.blobs_of(frame, 16))
-        elif frame.kind == Kind.BLOB:
+        elif frame.kind == FrameKind.BLOB:
             digest, size, _, _ = read_blob_body(frame.body)
             self._arrived[digest] = Blob(digest, size, frame.fd)
-        elif frame.kind == Kind.SLOT_CONFIG:
+        elif frame.kind == FrameKind.SLOT_CONFIG:
             self.topology = pickle.loads(frame.body)
-        elif frame.kind == Kind.DROP_FUNCTION:
+        elif frame.kind == FrameKind.DROP_FUNCTION:
             self.functions.drop(frame.body)
         else:
             return False
@@ -75,7 +75,7 @@ class Slot:
 
     def drop(self, frame: Frame) -> None:
         """The frame is about a task that has ended; so are the blobs that came with it."""
-        if frame.kind == Kind.IN_ITEM:
+        if frame.kind == FrameKind.IN_ITEM:
             for digest, _ in references(frame.body):
                 self._arrived.pop(digest, None)
 
@@ -90,7 +90,7 @@ class Slot:
         found = {digest: self._arrived.pop(digest) for digest in set(names)}
         return tuple(found[digest] for digest in names)
 
-    def call(self, frame: Frame, lane: int) -> Call:
+    def call(self, frame: Frame, lane: int) -> RunningCall:
         topology, config = self.topology, self.config
         assert topology is not None  # the agent sends it before any task
         info = self._infos.get(lane)
@@ -100,7 +100,7 @@ class Slot:
         if head.kind == CallKind.BROADCAST:
             address = topology.peers[head.first_node].private_ip
             info = replace(info, part=head.part, parts=head.parts, head_addr=address)
-        return Call(frame.ident, info, config.rank, config.agent)
+        return RunningCall(frame.ident, info, config.rank, config.agent)
 
     def initialize(self) -> None:
         """What a rank's integrations prepare, then the pool's initializer; once in this process, before its first

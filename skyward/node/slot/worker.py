@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 
 from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
-from ...wire.frames import ON_SHELF, Frame, Kind
+from ...wire.frames import ON_SHELF, Frame, FrameKind
 from ...wire.tasks import TASK_HEAD
 from .execute import Arrived
 from .guards import SlotGuard
 from .lanes import serve_threads
-from .link import Line, Link, Replies
+from .link import Link, Replies, SlotLine
 from .page import DRAINED, READING, map_page
 from .shelf import Claims
 from .slot import Slot, SlotConfig
@@ -52,13 +52,13 @@ class _DirectInbox:
     def _for_the_task(self, frame: Frame) -> Arrived | None:
         if self._slot.keep(frame):
             return None
-        if frame.kind == Kind.TASK:
+        if frame.kind == FrameKind.TASK:
             self.later.append((frame, self._slot.blobs_of(frame, TASK_HEAD.size)))
             return None
-        return frame, self._slot.blobs_of(frame, 0) if frame.kind == Kind.IN_ITEM else ()
+        return frame, self._slot.blobs_of(frame, 0) if frame.kind == FrameKind.IN_ITEM else ()
 
 
-def _serve_process(slot: Slot, page: memoryview, claims: Claims | None, line: Line | None) -> None:
+def _serve_process(slot: Slot, page: memoryview, claims: Claims | None, line: SlotLine | None) -> None:
     streams = ProcessStreams(slot.config.token, page, DRAINED, READING)
     guard = SlotGuard(page, 0, interrupts=True)
     inbox = _DirectInbox(slot)
@@ -67,7 +67,7 @@ def _serve_process(slot: Slot, page: memoryview, claims: Claims | None, line: Li
         if claims is None or not frame.flags & ON_SHELF or claims.claim(frame.lane):
             slot.run(frame, blobs, 0, guard, inbox, streams, whole_process=True, replies=replies)
 
-    slot.link.send(Kind.READY)
+    slot.link.send(FrameKind.READY)
     if line is not None:
         _serve_both(slot, line, inbox, run)
     while True:
@@ -82,7 +82,7 @@ def _serve_next(slot: Slot, inbox: _DirectInbox, run: Callable[..., None]) -> bo
         frame, blobs = inbox.later.pop(0)
     else:
         frame = slot.link.receive()
-        while frame.kind != Kind.TASK:
+        while frame.kind != FrameKind.TASK:
             if not slot.keep(frame):
                 slot.drop(frame)
             if not slot.link.has_more:
@@ -93,7 +93,7 @@ def _serve_next(slot: Slot, inbox: _DirectInbox, run: Callable[..., None]) -> bo
     return True
 
 
-def _serve_both(slot: Slot, line: Line, inbox: _DirectInbox, run: Callable[..., None]) -> None:
+def _serve_both(slot: Slot, line: SlotLine, inbox: _DirectInbox, run: Callable[..., None]) -> None:
     """Tasks from the agent and from the client's direct line, until the client hangs up."""
     poll = select.poll()
     poll.register(slot.link.fileno(), select.POLLIN)
@@ -109,11 +109,11 @@ def _serve_both(slot: Slot, line: Line, inbox: _DirectInbox, run: Callable[..., 
                 except ChannelClosed:  # the client is gone; the agent decides what follows
                     return
                 for frame in frames:
-                    if frame.kind == Kind.TASK:
+                    if frame.kind == FrameKind.TASK:
                         run(frame, (), line)
-                    elif frame.kind == Kind.FUNCTION:
+                    elif frame.kind == FrameKind.FUNCTION:
                         slot.functions.add(frame.body[:16], frame.body[16:], (), holder="line")
-                    elif frame.kind == Kind.DROP_FUNCTION:
+                    elif frame.kind == FrameKind.DROP_FUNCTION:
                         slot.functions.drop(frame.body, holder="line")
                 continue
         _serve_next(slot, inbox, run)
@@ -147,7 +147,7 @@ def serve(
             serve_threads(slot, page)
         else:
             claims = None if shelf_fd < 0 else Claims(shelf_fd)
-            _serve_process(slot, page, claims, None if line is None else Line(line, link))
+            _serve_process(slot, page, claims, None if line is None else SlotLine(line, link))
     except ChannelClosed:
         pass  # the agent ended; so do we
 

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from ...core.process import adopt_orphans, die_with_parent
-from ...values.launch import Launch
+from ...values.launch import ProcessLaunch
 from .functions import explain_load_error
 from .slot import SlotConfig
 from .threads import apply_thread_counts
@@ -308,7 +308,7 @@ def _apply_launch(order: ForkOrder) -> None:
     """
     os.environ.update(order.config.env)
     try:
-        launch: Launch = pickle.loads(order.launch)
+        launch: ProcessLaunch = pickle.loads(order.launch)
     except Exception as error:  # the module of an integration of the user's may do anything
         raise explain_load_error(error, "an integration") from error
     rank = order.config.rank

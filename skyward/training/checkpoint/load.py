@@ -14,7 +14,7 @@ from .folders import Folder, folder_at
 from .layout import manifest_at
 from .manifest import FileEntry, Manifest
 from .patterns import SharingPattern, StateComponent
-from .topology import Member, Piece, Topology
+from .topology import Piece, RankPlace, RankTopology
 from .verdicts import together
 from .writer import read_state
 
@@ -64,8 +64,8 @@ def perform_load(ranks: Ranks, request: LoadRequest, path: str) -> LoadReport:
     changed on any. What a `load_state_dict` raises is a CheckpointError on all.
     """
     what = f"loading {path}"
-    members = together(ranks, what, lambda: Member.here(ranks.rank, request.groups), failure=CheckpointError)
-    load = _Load(ranks, request, folder_at(path), Topology.of(members))
+    members = together(ranks, what, lambda: RankPlace.here(ranks.rank, request.groups), failure=CheckpointError)
+    load = _Load(ranks, request, folder_at(path), RankTopology.of(members))
     read = together(ranks, what, load.read, failure=CheckpointError)
     if len({each.commit_id for each in read}) > 1:
         raise CheckpointMismatch(
@@ -92,7 +92,7 @@ class _Read:
 class _Load:
     manifest: Manifest
 
-    def __init__(self, ranks: Ranks, request: LoadRequest, folder: Folder, topology: Topology) -> None:
+    def __init__(self, ranks: Ranks, request: LoadRequest, folder: Folder, topology: RankTopology) -> None:
         self._ranks, self._request, self._folder, self._topology = ranks, request, folder, topology
         self._states: dict[str, Any] = {}
         self.sharded: list[tuple[StateComponent, ShardedFiles]] = []

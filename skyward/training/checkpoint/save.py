@@ -18,7 +18,7 @@ from .layout import name_of, next_commit_number
 from .leaves import leaves_of
 from .manifest import ComponentEntry, FileEntry, Manifest
 from .patterns import SharingPattern, StateComponent, ValidationLevel
-from .topology import Member, Piece, Topology
+from .topology import Piece, RankPlace, RankTopology
 from .validate import close_to, differing, fingerprints, mismatch, summary_of
 from .verdicts import together
 from .writer import write_state
@@ -54,7 +54,7 @@ class SaveRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Announced:
-    member: Member
+    member: RankPlace
     components: tuple[tuple[Any, ...], ...]
     summaries: Mapping[str, str]
     sharded: frozenset[str]
@@ -107,7 +107,7 @@ class _Save:
         first = announced[0]
         told = [each.is_finite for each in announced if each.is_finite is not None]
         about = {**self._request.about, "is_finite": all(told) if told else None}
-        topology = Topology.of([each.member for each in announced])
+        topology = RankTopology.of([each.member for each in announced])
         pieces = self._pieces(topology, announced)
         sharded = frozenset().union(*(each.sharded for each in announced))
         self._compare(what, announced, pieces, sharded)
@@ -141,7 +141,7 @@ class _Save:
                 state = self._states[component.key]
                 self._prints[component.key] = fingerprints(state, component.validation_level)
         return _Announced(
-            member=Member.here(self._ranks.rank, request.groups),
+            member=RankPlace.here(self._ranks.rank, request.groups),
             components=tuple(
                 (each.key, each.sharing_pattern.value, each.process_group_name, request.is_compared(each))
                 for each in request.components
@@ -161,7 +161,7 @@ class _Save:
             return losses_are_finite(about.get("metadata", {}).get("metrics", {}))
         return bool(told)
 
-    def _pieces(self, topology: Topology, announced: Sequence[_Announced]) -> dict[str, tuple[Piece, ...]]:
+    def _pieces(self, topology: RankTopology, announced: Sequence[_Announced]) -> dict[str, tuple[Piece, ...]]:
         for rank, each in enumerate(announced):
             if each.components != announced[0].components:
                 raise UsageError(
@@ -212,7 +212,7 @@ class _Save:
         what: str,
         staging: Staging,
         pieces: Mapping[str, tuple[Piece, ...]],
-        topology: Topology,
+        topology: RankTopology,
         sharded: frozenset[str],
     ) -> list[tuple[FileEntry, int]]:
         """-> every file, and the rank whose manifest names it."""
@@ -268,24 +268,24 @@ class _Save:
 
     # Who does what --------------------------------------------------------------------------------------------------
 
-    def _leaders(self, topology: Topology) -> list[int]:
+    def _leaders(self, topology: RankTopology) -> list[int]:
         """Of each rank, the one that commits what it writes."""
         if not self._request.on_each_node:
             return [0] * topology.world_size
         first = {rank: node[0] for node in topology.nodes for rank in node}
         return [first[rank] for rank in range(topology.world_size)]
 
-    def _leader(self, topology: Topology) -> int:
+    def _leader(self, topology: RankTopology) -> int:
         return self._leaders(topology)[self._ranks.rank]
 
-    def _writers(self, piece: Piece, topology: Topology) -> list[int]:
+    def _writers(self, piece: Piece, topology: RankTopology) -> list[int]:
         if not self._request.on_each_node:
             return [piece.writer]
         firsts = (next((rank for rank in node if rank in piece.members), None) for node in topology.nodes)
         return [rank for rank in firsts if rank is not None]
 
     def _manifest(
-        self, topology: Topology, first: _Announced, files: Sequence[FileEntry], *, about: Mapping[str, Any]
+        self, topology: RankTopology, first: _Announced, files: Sequence[FileEntry], *, about: Mapping[str, Any]
     ) -> Manifest:
         import torch
 
@@ -306,7 +306,7 @@ class _Save:
         )
 
 
-def _entry(component: StateComponent, files: Sequence[FileEntry], topology: Topology) -> ComponentEntry:
+def _entry(component: StateComponent, files: Sequence[FileEntry], topology: RankTopology) -> ComponentEntry:
     mine = [each for each in files if each.component == component.key]
     is_shared = component.sharing_pattern is not SharingPattern.PER_RANK
     return ComponentEntry(

@@ -15,11 +15,11 @@ from typing import Any
 from ...errors import UsageError
 from .patterns import SharingPattern, StateComponent
 
-__all__ = ["Member", "Piece", "Topology", "ranks_of_groups"]
+__all__ = ["RankPlace", "Piece", "RankTopology", "ranks_of_groups"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class RankPlace:
     """What a rank says of itself.
 
     host: tells machines apart, also two with one name. local_rank: None where nothing says it.
@@ -32,7 +32,7 @@ class Member:
     groups: Mapping[str, tuple[int, ...]]
 
     @classmethod
-    def here(cls, rank: int, groups: Mapping[str, tuple[int, ...]]) -> Member:
+    def here(cls, rank: int, groups: Mapping[str, tuple[int, ...]]) -> RankPlace:
         local = os.environ.get("LOCAL_RANK")
         # GROUP_RANK is torchrun's number of a node, and that of skyward's integrations.
         host = f"{platform.node()}/{_boot_id()}/{os.environ.get('GROUP_RANK', '')}"
@@ -54,7 +54,7 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Topology:
+class RankTopology:
     """world_size; nodes: the ranks of each; groups: by name, the ranks of each, in the order of their first."""
 
     world_size: int
@@ -62,7 +62,7 @@ class Topology:
     groups: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, members: Sequence[Member]) -> Topology:
+    def of(cls, members: Sequence[RankPlace]) -> RankTopology:
         """From what all ranks said, by rank. Raises: UsageError where they contradict one another."""
         return cls(world_size=len(members), nodes=_nodes(members), groups=_groups(members))
 
@@ -128,10 +128,10 @@ def _ranks_of_torch(name: str, group: Any) -> tuple[int, ...]:
         ) from error
 
 
-def _nodes(members: Sequence[Member]) -> tuple[tuple[int, ...], ...]:
+def _nodes(members: Sequence[RankPlace]) -> tuple[tuple[int, ...], ...]:
     """Ranks by host; a host whose local ranks begin again is another node (two on one machine, as in tests)."""
-    nodes: list[list[Member]] = []
-    current: dict[str, list[Member]] = {}
+    nodes: list[list[RankPlace]] = []
+    current: dict[str, list[RankPlace]] = {}
     for member in members:
         node = current.get(member.host)
         taken = [] if node is None else [each.local_rank for each in node]
@@ -142,7 +142,7 @@ def _nodes(members: Sequence[Member]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(each.rank for each in node) for node in nodes)
 
 
-def _groups(members: Sequence[Member]) -> dict[str, tuple[tuple[int, ...], ...]]:
+def _groups(members: Sequence[RankPlace]) -> dict[str, tuple[tuple[int, ...], ...]]:
     found: dict[str, set[tuple[int, ...]]] = {}
     for member in members:
         for name, ranks in member.groups.items():

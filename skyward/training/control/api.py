@@ -23,9 +23,9 @@ from urllib.parse import parse_qs
 
 from ...calls.control import COMMANDS, CommandState
 from ...errors import UsageError
-from .commands import Books
+from .commands import ControlledRun
 
-__all__ = ["BODY_LIMIT", "MAX_WAIT_S", "Answer", "Request", "answer"]
+__all__ = ["BODY_LIMIT", "MAX_WAIT_S", "Answer", "ControlRequest", "answer"]
 
 BODY_LIMIT = 64 * 1024
 """Bytes of a request's body."""
@@ -37,7 +37,7 @@ _METHODS = {"jobs": "GET", "status": "GET", "history": "GET", "control": "POST",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ControlRequest:
     """`path` without its query; `body` as it came."""
 
     method: str
@@ -69,15 +69,15 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = field(default=())
 
 
-def answer(runs: Iterable[Books], request: Request, *, may_wait: bool = True) -> Answer:
+def answer(runs: Iterable[ControlledRun], request: ControlRequest, *, may_wait: bool = True) -> Answer:
     """The answer to one request; blocks for as long as it waits. Raises nothing that a request can bring about."""
     try:
-        return _routed({books.job_id: books for books in runs}, request, may_wait=may_wait)
+        return _routed({controlled.job_id: controlled for controlled in runs}, request, may_wait=may_wait)
     except UsageError as error:
         return _error(400, str(error))
 
 
-def _routed(runs: dict[str, Books], request: Request, *, may_wait: bool) -> Answer:
+def _routed(runs: dict[str, ControlledRun], request: ControlRequest, *, may_wait: bool) -> Answer:
     found = _PATH.fullmatch(request.path)
     if found is None:
         return _error(404, "there is no such path")
@@ -89,33 +89,33 @@ def _routed(runs: dict[str, Books], request: Request, *, may_wait: bool) -> Answ
         message = f"{name} is asked by {_METHODS[name]}"
         return Answer(status=405, body={"error": message}, headers=(("Allow", _METHODS[name]),))
     if job_id is None:
-        return Answer(status=200, body={"jobs": [books.seen() for books in runs.values()]})
-    books = runs.get(job_id)
-    if books is None:
+        return Answer(status=200, body={"jobs": [controlled.seen() for controlled in runs.values()]})
+    controlled = runs.get(job_id)
+    if controlled is None:
         return _error(404, "there is no such job here")
     wait_s = min(request.wait_s, MAX_WAIT_S if may_wait else 0.0)
     if name == "command":
-        return _of_command(books.command(request_id, wait_s))
-    return _HANDLERS[name](books, request, wait_s)
+        return _of_command(controlled.command(request_id, wait_s))
+    return _HANDLERS[name](controlled, request, wait_s)
 
 
-def _status(books: Books, request: Request, wait_s: float) -> Answer:
-    return Answer(status=200, body=books.seen())
+def _status(controlled: ControlledRun, request: ControlRequest, wait_s: float) -> Answer:
+    return Answer(status=200, body=controlled.seen())
 
 
-def _history(books: Books, request: Request, wait_s: float) -> Answer:
+def _history(controlled: ControlledRun, request: ControlRequest, wait_s: float) -> Answer:
     text = _last(request.query, "since") or "0"
     if not (text.isascii() and text.isdigit() and len(text) <= 18):
         raise UsageError(f"since: {text[:40]!r} is not the number of a record")
-    records, following = books.history(int(text))
+    records, following = controlled.history(int(text))
     return Answer(status=200, body={"records": records, "next": following})
 
 
-def _commands(books: Books, request: Request, wait_s: float) -> Answer:
-    return Answer(status=200, body={"commands": [asdict(state) for state in books.commands()]})
+def _commands(controlled: ControlledRun, request: ControlRequest, wait_s: float) -> Answer:
+    return Answer(status=200, body={"commands": [asdict(state) for state in controlled.commands()]})
 
 
-def _control(books: Books, request: Request, wait_s: float) -> Answer:
+def _control(controlled: ControlledRun, request: ControlRequest, wait_s: float) -> Answer:
     try:
         said = json.loads(request.body)
     except (ValueError, RecursionError):
@@ -130,15 +130,15 @@ def _control(books: Books, request: Request, wait_s: float) -> Answer:
     if request_id is not None and not isinstance(request_id, str):
         return _error(400, "request_id is not a string")
     try:
-        state = books.submit(command, request_id)
+        state = controlled.submit(command, request_id)
     except RuntimeError as error:
-        return _error(409 if books.status == "ended" else 503, str(error))
+        return _error(409 if controlled.status == "ended" else 503, str(error))
     if command == "status":
-        return Answer(status=200, body={**books.seen(), **asdict(state), "status": books.status})
-    return _of_command((books.command(state.request_id, wait_s) if wait_s else state) or state)
+        return Answer(status=200, body={**controlled.seen(), **asdict(state), "status": controlled.status})
+    return _of_command((controlled.command(state.request_id, wait_s) if wait_s else state) or state)
 
 
-_HANDLERS: dict[str, Callable[[Books, Request, float], Answer]] = {
+_HANDLERS: dict[str, Callable[[ControlledRun, ControlRequest, float], Answer]] = {
     "status": _status,
     "history": _history,
     "control": _control,

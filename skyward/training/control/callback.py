@@ -18,8 +18,8 @@ from ...errors import UsageError
 from ..agree import Alone, Ranks
 from ..events import TrainerCallback
 from . import channel, endpoint
-from .commands import Books
-from .server import ControlServer, Gate, bind, bind_local, is_loopback
+from .commands import ControlledRun
+from .server import AccessCheck, ControlServer, bind, bind_local, is_loopback
 
 __all__ = ["TrainerControlCallback"]
 
@@ -75,7 +75,7 @@ class TrainerControlCallback(TrainerCallback):
         self._host = host or "127.0.0.1"
         self._given_token = auth_token
         self._disable_auth = disable_auth
-        self._books: Books | None = None
+        self._controlled: ControlledRun | None = None
         self._job_id: str | None = self._wanted_id
         self._servers: list[ControlServer] = []
         self._http: ControlServer | None = None
@@ -104,42 +104,42 @@ class TrainerControlCallback(TrainerCallback):
         self._tell_ranks(state, ranks)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._books is not None:
-            self._books.global_step = state.global_step
-            self._books.epoch = state.epoch
+        if self._controlled is not None:
+            self._controlled.global_step = state.global_step
+            self._controlled.epoch = state.epoch
         self._end()
 
     def _begin(self, args: Any, state: Any, ranks: Ranks) -> None:
         endpoint.sweep()
-        books = Books(self._wanted_id or endpoint.default_job_id())
-        books.max_steps, books.global_step, books.epoch = state.max_steps, state.global_step, state.epoch
-        books.world_size = ranks.world_size
-        books.ranks([_of_this_rank(state, ranks)])  # the others come when they have met
-        channel.answer_here(books)
+        controlled = ControlledRun(self._wanted_id or endpoint.default_job_id())
+        controlled.max_steps, controlled.global_step, controlled.epoch = state.max_steps, state.global_step, state.epoch
+        controlled.world_size = ranks.world_size
+        controlled.ranks([_of_this_rank(state, ranks)])  # the others come when they have met
+        channel.answer_here(controlled)
         if self._has_http or not channel.is_in_call():
-            self._listen(books, args)
-        self._books, self._job_id = books, books.job_id
+            self._listen(controlled, args)
+        self._controlled, self._job_id = controlled, controlled.job_id
         # A run that ends by an exception fires no on_train_end.
-        self._close = weakref.finalize(self, _close, books, self._servers)
+        self._close = weakref.finalize(self, _close, controlled, self._servers)
 
-    def _listen(self, books: Books, args: Any) -> None:
+    def _listen(self, controlled: ControlledRun, args: Any) -> None:
         with contextlib.ExitStack() as undo:
             token = None if self._disable_auth else self._given_token or secrets.token_hex(32)
             http = None
             if self._has_http:
-                gate = Gate(host=self._host, token=token)
-                http = ControlServer([books], bind(self._host, self._port), gate=gate)
+                gate = AccessCheck(host=self._host, token=token)
+                http = ControlServer([controlled], bind(self._host, self._port), gate=gate)
                 undo.callback(http.close)
-            endpoint.claim(books.job_id)
-            undo.callback(endpoint.withdraw, books.job_id)
-            local = ControlServer([books], bind_local())
+            endpoint.claim(controlled.job_id)
+            undo.callback(endpoint.withdraw, controlled.job_id)
+            local = ControlServer([controlled], bind_local())
             undo.callback(local.close)
             self._servers = [local] if http is None else [local, http]
             for server in self._servers:
                 server.start()
             endpoint.announce(
                 endpoint.Endpoint(
-                    job_id=books.job_id,
+                    job_id=controlled.job_id,
                     host=None if http is None else http.host,
                     port=None if http is None else http.port,
                     socket=local.path,
@@ -155,8 +155,8 @@ class TrainerControlCallback(TrainerCallback):
         self._http = http
         if http is not None:
             self._warn()
-            _log.info("control of %s: %s port %d", books.job_id, self._host, http.port)
-        _log.info("control of %s: skyward train status %s", books.job_id, books.job_id)
+            _log.info("control of %s: %s port %d", controlled.job_id, self._host, http.port)
+        _log.info("control of %s: skyward train status %s", controlled.job_id, controlled.job_id)
 
     def _warn(self) -> None:
         if not is_loopback(self._host):
@@ -172,18 +172,19 @@ class TrainerControlCallback(TrainerCallback):
         close, self._close = self._close, None
         if close is not None:
             close()
-        self._books = self._http = None
+        self._controlled = self._http = None
         self._servers = []
 
     # What happens ---------------------------------------------------------------------------------------------------
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        books = self._books
-        if books is not None:
-            books.step_at = time.time()
-            books.global_step, books.epoch, books.max_steps = state.global_step, state.epoch, state.max_steps
-            if books.has_new:
-                self._apply(books, args, control)
+        controlled = self._controlled
+        if controlled is not None:
+            controlled.step_at = time.time()
+            controlled.global_step, controlled.max_steps = state.global_step, state.max_steps
+            controlled.epoch = state.epoch
+            if controlled.has_new:
+                self._apply(controlled, args, control)
         self._keep_aborting(control)
 
     def on_log(
@@ -195,21 +196,21 @@ class TrainerControlCallback(TrainerCallback):
         ranks: Ranks | None = None,
         **_: Any,
     ) -> None:
-        if self._books is not None and logs:
-            self._books.logged(logs)
+        if self._controlled is not None and logs:
+            self._controlled.logged(logs)
         self._tell_ranks(state, ranks or Alone())
         self._keep_aborting(control)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **_: Any
     ) -> None:
-        if self._books is not None and metrics:
-            self._books.evaluated(metrics)
+        if self._controlled is not None and metrics:
+            self._controlled.evaluated(metrics)
         self._keep_aborting(control)
 
     def on_save(self, args: Any, state: Any, control: Any, saved_step: int | None = None, **_: Any) -> None:
-        if self._books is not None:
-            self._books.saved(state.global_step if saved_step is None else saved_step)
+        if self._controlled is not None:
+            self._controlled.saved(state.global_step if saved_step is None else saved_step)
         self._keep_aborting(control)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -223,10 +224,10 @@ class TrainerControlCallback(TrainerCallback):
 
     # Within ---------------------------------------------------------------------------------------------------------
 
-    def _apply(self, books: Books, args: Any, control: Any) -> None:
+    def _apply(self, controlled: ControlledRun, args: Any, control: Any) -> None:
         """On rank 0: the flags that it sets here are all ranks' when they have agreed, at the end of this step."""
-        for command in books.take(books.global_step).commands:
-            _log.info("control: %s, at step %d", command, books.global_step)
+        for command in controlled.take(controlled.global_step).commands:
+            _log.info("control: %s, at step %d", command, controlled.global_step)
             if command == "abort":
                 self._is_aborting = True
             else:
@@ -242,8 +243,8 @@ class TrainerControlCallback(TrainerCallback):
 
     def _tell_ranks(self, state: Any, ranks: Ranks) -> None:
         said = ranks.exchange(_of_this_rank(state, ranks))
-        if self._books is not None:
-            self._books.ranks(said)
+        if self._controlled is not None:
+            self._controlled.ranks(said)
 
 
 def _of_this_rank(state: Any, ranks: Ranks) -> dict[str, Any]:
@@ -258,11 +259,11 @@ def _of_this_rank(state: Any, ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def _close(books: Books, servers: list[ControlServer]) -> None:
+def _close(controlled: ControlledRun, servers: list[ControlServer]) -> None:
     """The run has ended, well or not. Its files go first: nobody is to find what does not answer any more."""
-    books.ended()
+    controlled.ended()
     if servers:
-        endpoint.withdraw(books.job_id)
+        endpoint.withdraw(controlled.job_id)
     for server in servers:
         server.close()
 

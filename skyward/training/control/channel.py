@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from ...node.slot import answers
 from ...node.slot.runtime import current_call
-from .api import Request, answer
-from .commands import Books
+from .api import ControlRequest, answer
+from .commands import ControlledRun
 from .server import MAX_WAITING
 
 __all__ = ["answer_here", "is_in_call"]
@@ -27,32 +27,32 @@ def is_in_call() -> bool:
     return current_call() is not None
 
 
-def answer_here(books: Books) -> bool:
+def answer_here(controlled: ControlledRun) -> bool:
     """The running call answers for that run, until the call ends. False: there is no call."""
     with _serving:
         there = answers.handler_here()
         if isinstance(there, _Runs):
-            there.runs.append(books)
+            there.runs.append(controlled)
             return True
-        return answers.serve(_Runs([books]))
+        return answers.serve(_Runs([controlled]))
 
 
 @dataclass
 class _Runs:
     """Those of one call, also when they have ended: what became of a command may be asked until the call ends."""
 
-    runs: list[Books]
+    runs: list[ControlledRun]
 
     def __call__(self, question: bytes, reply: Callable[[bytes], None]) -> None:
         _on_question(self.runs, question, reply)
 
 
-def _on_question(runs: list[Books], question: bytes, reply: Callable[[bytes], None]) -> None:
+def _on_question(runs: list[ControlledRun], question: bytes, reply: Callable[[bytes], None]) -> None:
     try:
         said = json.loads(question)
         path, _, query = str(said["path"]).partition("?")
         body = said.get("body")
-        request = Request(
+        request = ControlRequest(
             method=str(said["method"]),
             path=path,
             query=query,

@@ -1,6 +1,6 @@
-"""The books of one run's control: what was asked of it and what became of that, and what can be seen of the run.
+"""A run as its control sees it: the commands it was given, their states, and its progress.
 
-The training thread and those that answer requests share them. What training does here is a few assignments, never a
+The training thread and those that answer requests share it. What training does here is a few assignments, never a
 wait: the lock is held for copies of small values only.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ...calls.control import COMMANDS, STOPPING, CommandState, check_job_id
 from ...errors import UsageError
 
-__all__ = ["Books", "Taken", "plain"]
+__all__ = ["ControlledRun", "TakenCommands", "plain"]
 
 _KEPT_COMMANDS = 256
 """What became of so many commands is known; of older ones it is not."""
@@ -34,14 +34,14 @@ RunState = Literal["running", "stopping", "aborting", "ended"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class TakenCommands:
     """What is asked for and was not applied yet, by the training thread."""
 
     commands: tuple[str, ...]
     """In the order in which they came."""
 
 
-class Books:
+class ControlledRun:
     """Of one run. Thread-safe.
 
     A command goes from "waiting" to "applied" (`take`, by the training thread at the end of a step) to "executed" or
@@ -143,7 +143,7 @@ class Books:
 
     # What happens, by the training thread ---------------------------------------------------------------------------
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> TakenCommands:
         """The commands that came since the last time: they are applied from this step on. Each replaces what it
         overrules: an abort all saves and stops before it.
         """
@@ -160,7 +160,7 @@ class Books:
             if "abort" in names:
                 self.status = "aborting"
             self._changed.notify_all()
-            return Taken(commands=names)
+            return TakenCommands(commands=names)
 
     def saved(self, of_step: int) -> None:
         """The checkpoint of a step is durable. One that was begun before a command came does not execute it."""

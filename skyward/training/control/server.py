@@ -35,10 +35,10 @@ from urllib.parse import unquote_to_bytes
 
 from ...core.ownership import runtime_folder
 from ...errors import UsageError
-from .api import BODY_LIMIT, Answer, Request, answer
-from .commands import Books
+from .api import BODY_LIMIT, Answer, ControlRequest, answer
+from .commands import ControlledRun
 
-__all__ = ["FIRST_PORT", "ControlServer", "Gate", "bind", "bind_local", "is_loopback"]
+__all__ = ["FIRST_PORT", "ControlServer", "AccessCheck", "bind", "bind_local", "is_loopback"]
 
 FIRST_PORT = 8900
 """The first that is tried, and 99 after it."""
@@ -113,7 +113,7 @@ def bind_local() -> socket.socket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class AccessCheck:
     """Who may ask at a port. `host`: the address as it was given; `token`: what requests bring; None: nothing."""
 
     host: str
@@ -162,7 +162,7 @@ class ControlServer:
     gate: None: whoever reaches the socket may ask.
     """
 
-    def __init__(self, runs: Iterable[Books], sock: socket.socket, *, gate: Gate | None = None) -> None:
+    def __init__(self, runs: Iterable[ControlledRun], sock: socket.socket, *, gate: AccessCheck | None = None) -> None:
         self.runs = list(runs)
         self.gate = gate
         self.waiting = threading.BoundedSemaphore(MAX_WAITING)
@@ -327,8 +327,8 @@ class _Handler(BaseHTTPRequestHandler):
             said = _error(431, f"a request is at most {_REQUEST_LIMIT} bytes")
         if said is None:
             return
-        self._connection.is_wanted = isinstance(said, Request)
-        self._send(_as_http(self._answered(said) if isinstance(said, Request) else said))
+        self._connection.is_wanted = isinstance(said, ControlRequest)
+        self._send(_as_http(self._answered(said) if isinstance(said, ControlRequest) else said))
         self._connection.is_wanted = False
         self._drain()
 
@@ -341,7 +341,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
 
-    def _hear(self) -> Request | Answer | None:
+    def _hear(self) -> ControlRequest | Answer | None:
         """The request, or why it is refused; None: the library has refused it."""
         self.raw_requestline = self.rfile.readline()
         if not self.raw_requestline:
@@ -358,11 +358,11 @@ class _Handler(BaseHTTPRequestHandler):
             raise EOFError
         path, _, query = self.path.partition("?")
         # A path that is no UTF-8 names nothing here, and is a 404.
-        return Request(
+        return ControlRequest(
             method=self.command, path=unquote_to_bytes(path).decode("utf-8", "replace"), query=query, body=body
         )
 
-    def _answered(self, request: Request) -> Answer:
+    def _answered(self, request: ControlRequest) -> Answer:
         if "wait=" not in request.query or not self._control.waiting.acquire(blocking=False):
             return answer(self._control.runs, request, may_wait=False)
         try:

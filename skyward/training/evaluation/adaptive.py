@@ -18,7 +18,7 @@ from .dispatcher import Dispatcher, Job, Outcome, warm_up_of
 from .dispatchers import as_dispatcher
 from .dispatchers.futures import new_future, settle, settle_error
 from .legal import check_at_least
-from .members import HealthProbes, Member, WorkerState, ask
+from .members import EvaluationWorker, HealthProbes, WorkerState, ask
 from .pipeline import Lane
 from .placement import place
 from .worker_score import WorkerScore, median_s
@@ -90,7 +90,7 @@ class AdaptiveCompute:
         self._chance = chance or random.Random()
         self._changed = threading.Condition()
         self._asking = threading.Lock()
-        self._members: list[Member] = []
+        self._members: list[EvaluationWorker] = []
         self._open: dict[Future[Any], _Sent] = {}
         self._waiting: list[_Sent] = []
         """Those of `_open` that no worker has, the oldest first."""
@@ -235,14 +235,14 @@ class AdaptiveCompute:
         if found.is_ours:
             self._endings.put(found.dispatcher.close)
 
-    def _member(self, dispatcher: Dispatcher, *, is_ours: bool, initial_s: float | None = None) -> Member:
+    def _member(self, dispatcher: Dispatcher, *, is_ours: bool, initial_s: float | None = None) -> EvaluationWorker:
         taken = {member.name for member in self._members}
         numbered = (f"{dispatcher.name} {number}" for number in range(2, len(taken) + 3))
         name = next(each for each in (dispatcher.name, *numbered) if each not in taken)
         score = WorkerScore(
             dispatcher.slots, beta1=self._beta1, beta2=self._beta2, initial_s=initial_s or self._initial_s
         )
-        return Member(name, dispatcher, is_ours, score)
+        return EvaluationWorker(name, dispatcher, is_ours, score)
 
     # Sending ---------------------------------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class AdaptiveCompute:
         for sent, member in going:
             self._send(sent, member)
 
-    def _send(self, sent: _Sent, member: Member) -> None:
+    def _send(self, sent: _Sent, member: EvaluationWorker) -> None:
         key = (sent, sent.number)
         inner = _submit(member, sent.job)
         with self._changed:
@@ -281,14 +281,14 @@ class AdaptiveCompute:
             inner.cancel()
         inner.add_done_callback(lambda ended: self._ended(sent, member, key, ended))
 
-    def _warm(self, member: Member, key: object, job: Job) -> Future[Outcome]:
+    def _warm(self, member: EvaluationWorker, key: object, job: Job) -> Future[Outcome]:
         inner = _submit(member, job)
         with self._changed:
             self._warming.add(inner)
         inner.add_done_callback(lambda ended: self._warmed(member, key, ended))
         return inner
 
-    def _warmed(self, member: Member, key: object, inner: Future[Outcome]) -> None:
+    def _warmed(self, member: EvaluationWorker, key: object, inner: Future[Outcome]) -> None:
         error = None if inner.cancelled() else inner.exception()
         with self._changed:
             self._warming.discard(inner)
@@ -298,12 +298,12 @@ class AdaptiveCompute:
             self._changed.notify_all()
         self._lane.put(self._fill)
 
-    def _note_loss(self, member: Member) -> None:
+    def _note_loss(self, member: EvaluationWorker) -> None:
         """Under the lock."""
         member.score.failed(_STRIKES)
         member.warmed_for.clear()
 
-    def _ended(self, sent: _Sent, member: Member, key: Any, inner: Future[Outcome]) -> None:
+    def _ended(self, sent: _Sent, member: EvaluationWorker, key: Any, inner: Future[Outcome]) -> None:
         error: BaseException | None = CancelledError() if inner.cancelled() else inner.exception()
         is_gone = isinstance(error, _GONE)
         with self._changed:
@@ -368,7 +368,7 @@ class AdaptiveCompute:
         _check_seconds("timeout", timeout)
         with self._changed:
             members = list(self._members)
-        failed: set[Member] = set()
+        failed: set[EvaluationWorker] = set()
         for _ in range(rounds):
             with self._asking:
                 answers = ask([member for member in members if member not in failed], timeout)
@@ -422,7 +422,7 @@ class AdaptiveCompute:
         if not is_to_stop():
             self._note(answers, timeout_s, max_strikes)
 
-    def _note(self, answers: Mapping[Member, float | None], timeout_s: float, max_strikes: int) -> None:
+    def _note(self, answers: Mapping[EvaluationWorker, float | None], timeout_s: float, max_strikes: int) -> None:
         with self._changed:
             for member, seconds in answers.items():
                 if seconds is None:
@@ -438,13 +438,13 @@ class _Sent:
     job: Job
     future: Future[Outcome]
     inner: Future[Outcome] | None = None
-    member: Member | None = field(default=None, repr=False)
+    member: EvaluationWorker | None = field(default=None, repr=False)
     """Where it is now, or was."""
     number: int = 0
     """How often it was sent."""
 
 
-def _submit(member: Member, job: Job) -> Future[Outcome]:
+def _submit(member: EvaluationWorker, job: Job) -> Future[Outcome]:
     """Submit it there. What the submission raises is the future's."""
     try:
         return member.dispatcher.submit(job)

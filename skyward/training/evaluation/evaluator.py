@@ -12,9 +12,9 @@ from ...errors import UsageError
 from .dispatchers import as_dispatcher
 from .gate import GateMode, Way
 from .legal import check_at_least, check_one_of
-from .model_copy import Taken, Taker
+from .model_copy import ModelCopier, ModelCopy
 from .pace import Drain, OnBackpressure, Pace
-from .pipeline import Evaluation, Pipeline
+from .pipeline import Evaluation, EvaluationPipeline
 from .recipe import OWN_KEY, Recipe
 from .records import EvaluationRecord
 
@@ -124,13 +124,13 @@ class AsyncEvaluator:
             shares_memory=self._dispatcher.shares_memory,
             argument_names=names,
         )
-        self._pipeline = Pipeline(
+        self._pipeline = EvaluationPipeline(
             self._dispatcher, self._recipe, is_late=self._is_late, best=best, timeline=timeline, name=name
         )
         self._pace = Pace(
             self._pipeline, drain=drain, on_backpressure=on_backpressure, max_pending=max_pending, gate=gate
         )
-        self._taker = Taker(snapshots, keep=max_pending)
+        self._taker = ModelCopier(snapshots, keep=max_pending)
         self._recipe.check_pickles(name)
         self.history: list[EvaluationRecord] = []
         """Every record that `collect`, `drain` and `close` have given."""
@@ -295,7 +295,7 @@ class AsyncEvaluator:
             assert each.record is not None
             self.history.append(each.record)
 
-    def _take(self, state: Any, step: int, moment: int | None) -> Taken:
+    def _take(self, state: Any, step: int, moment: int | None) -> ModelCopy:
         began = time.time()
         if callable(state):
             state = state()

@@ -13,7 +13,7 @@ from typing import Any
 from .dispatcher import NOTHING, WARMED_SLOTS, Content, Dispatcher, Job, Outcome
 from .worker_score import WorkerScore
 
-__all__ = ["GIVE_UP_S", "Asked", "HealthProbes", "Member", "WorkerState", "ask"]
+__all__ = ["GIVE_UP_S", "Asked", "HealthProbes", "EvaluationWorker", "WorkerState", "ask"]
 
 GIVE_UP_S = 30.0
 """Seconds after which a question that was not answered is taken back, which ends a process that stands still. Much
@@ -69,7 +69,7 @@ class Asked:
 
 
 @dataclass(eq=False)
-class Member:
+class EvaluationWorker:
     """A worker. Its score is changed under the lock of the AdaptiveCompute."""
 
     name: str
@@ -120,8 +120,8 @@ class Member:
 
 
 def ask(
-    members: Sequence[Member], timeout_s: float, is_to_stop: Callable[[], bool] = lambda: False
-) -> dict[Member, float | None]:
+    members: Sequence[EvaluationWorker], timeout_s: float, is_to_stop: Callable[[], bool] = lambda: False
+) -> dict[EvaluationWorker, float | None]:
     """All of them at once, to do nothing: the seconds until each answered; None: it has not, after `timeout_s`.
 
     A question that is still open is not asked again; its late answer is longer than `timeout_s`. For one thread at a

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 if TYPE_CHECKING:
     from ..snapshot import ArraySnapshotPool, SnapshotPool
 
-__all__ = ["Taken", "Taker", "is_snapshot"]
+__all__ = ["ModelCopy", "ModelCopier", "is_snapshot"]
 
 
-class Taken(Protocol):
+class ModelCopy(Protocol):
     """A snapshot of any kind, as its readers see it."""
 
     @property
@@ -23,7 +23,7 @@ class Taken(Protocol):
     def release(self) -> None: ...
 
 
-class Taker:
+class ModelCopier:
     """Takes snapshots of states, of tensors or of arrays. For one thread.
 
     Args:
@@ -35,7 +35,7 @@ class Taker:
         self._tensors, self._arrays = pool, cast("ArraySnapshotPool | None", None)
         self._keep = keep
 
-    def take(self, state: Any, *, waits: bool, moment: Hashable = None) -> Taken:
+    def take(self, state: Any, *, waits: bool, moment: Hashable = None) -> ModelCopy:
         """A true copy, or one more reference of a snapshot.
 
         Args:
@@ -43,7 +43,7 @@ class Taker:
             moment: as `SnapshotPool.take`'s.
         """
         if is_snapshot(state):
-            return cast(Taken, state.retain())
+            return cast(ModelCopy, state.retain())
         if not _holds_tensors(state):
             return self._array_pool().take(state)
         if self._tensors is None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from .gate import Gate, GateMode, Way
 from .legal import check_at_least, check_one_of
-from .pipeline import Evaluation, Pipeline
+from .pipeline import Evaluation, EvaluationPipeline
 
 __all__ = ["Drain", "OnBackpressure", "Pace"]
 
@@ -37,7 +37,7 @@ class Pace:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: EvaluationPipeline,
         *,
         drain: Drain,
         on_backpressure: OnBackpressure,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import SkywardError, UsageError
 from .dispatcher import WARMED_SLOTS, Dispatcher, Outcome
-from .model_copy import Taken
+from .model_copy import ModelCopy
 from .recipe import Recipe
 from .records import EvaluationRecord
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .best import BestModel
     from .timeline import Timeline
 
-__all__ = ["Evaluation", "Lane", "Pipeline", "metrics_of"]
+__all__ = ["Evaluation", "Lane", "EvaluationPipeline", "metrics_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Evaluation:
     epoch: float | None
     snapshot_id: str
     submitted_at: float
-    snapshot: Taken | None = None
+    snapshot: ModelCopy | None = None
     """Retained for this evaluation. None: training copies it just now, or could not."""
     is_taken: threading.Event = field(default_factory=threading.Event, repr=False)
     """Set when the training thread has the copy, or has none."""
@@ -90,7 +90,7 @@ class Evaluation:
     is_released: bool = field(default=False, repr=False)
 
 
-class Pipeline:
+class EvaluationPipeline:
     """Sends snapshots to a dispatcher and makes records of what comes back. Thread-safe.
 
     is_late: whether metrics of a step that come now are too old.
@@ -131,7 +131,7 @@ class Pipeline:
         """Have workers in other processes import and make what evaluations need. What fails there is logged once."""
         self._sender.put(self._warm_up)
 
-    def take(self, evaluation: Evaluation, take: Callable[[], Taken]) -> None:
+    def take(self, evaluation: Evaluation, take: Callable[[], ModelCopy]) -> None:
         """Has the training thread make the copy, and sends it. What `take` gives is the pipeline's to release.
 
         The thread that sends is started before the copy: a thread that starts holds the interpreter for its first
@@ -282,7 +282,12 @@ class Pipeline:
         return record
 
     def _end(
-        self, evaluation: Evaluation, error: BaseException, *, text: str | None = None, outcome: Outcome | None = None
+        self,
+        evaluation: Evaluation,
+        error: BaseException,
+        *,
+        text: str | None = None,
+        outcome: Outcome | None = None,
     ) -> None:
         """Without metrics."""
         text = text or _said(error)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
-from .dispatchers.backlog import Average, Backlog
+from .dispatchers.backlog import Backlog, MovingAverage
 
 __all__ = ["Drift", "WorkerScore", "median_s"]
 
@@ -38,7 +38,7 @@ class Drift:
 
     def __init__(self, noise_s: float) -> None:
         self._noise_s = noise_s
-        self._fast, self._slow = Average(_FAST), Average(_SLOW)
+        self._fast, self._slow = MovingAverage(_FAST), MovingAverage(_SLOW)
         self.is_on = False
 
     def add(self, seconds: float) -> None:
@@ -73,8 +73,8 @@ class WorkerScore:
         self._clock = clock
         self._initial_s = initial_s
         self._backlog = Backlog(slots, beta=beta1, initial_s=initial_s, clock=clock)
-        self._variance = Average(beta2)
-        self._round_trip = Average(beta1)
+        self._variance = MovingAverage(beta2)
+        self._round_trip = MovingAverage(beta1)
         self._drift, self._probe_drift = Drift(_NOISE_S), Drift(_PROBE_NOISE_S)
         self._recent: deque[float] = deque(maxlen=_KEPT)
         self._seen_at = clock()

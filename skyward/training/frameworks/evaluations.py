@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ...core.signatures import checked_options
 from ...errors import UsageError
-from ..agree import Alone, Failure, Ranks, ranks_of_this_process
+from ..agree import Alone, RankFailure, Ranks, ranks_of_this_process
 from ..callbacks.lines import write_line
 from ..evaluation.evaluator import AsyncEvaluator, Drain, OnBackpressure, OnError
 from ..evaluation.gate import GateMode
@@ -230,7 +230,7 @@ class Evaluations:
         try:
             yield
         except Exception as error:
-            self.ranks.fail(Failure.of(self.ranks.rank, error, self._owner))
+            self.ranks.fail(RankFailure.of(self.ranks.rank, error, self._owner))
             raise
         self.ranks.exchange(None)
 

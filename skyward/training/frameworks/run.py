@@ -21,7 +21,7 @@ from ..bus import CallbackHandler
 from ..events import TrainerControl, TrainerState
 from .foreign import plain
 
-__all__ = ["Framework", "Run", "RunArguments", "as_eval_metrics"]
+__all__ = ["Framework", "CallbackRun", "RunArguments", "as_eval_metrics"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class RunArguments:
     eval_strategy: str = "no"
     eval_steps: int | None = None
     save_strategy: str = "no"
-    """"no" where only callbacks ask for checkpoints; a stop saves all the same, see `Run`."""
+    """"no" where only callbacks ask for checkpoints; a stop saves all the same, see `CallbackRun`."""
     save_steps: int = 500
     gradient_accumulation_steps: int = 1
     per_device_train_batch_size: int | None = None
@@ -73,7 +73,7 @@ class Framework(Protocol):
         """An evaluation is asked for now. Frameworks that cannot say so, once."""
 
 
-class Run:
+class CallbackRun:
     """Callbacks with a state, a control and the places where they are looked at.
 
     saves_at_stop: whether a stop writes a checkpoint first.

@@ -10,7 +10,7 @@ from typing import Any
 
 from .charts import COLOURS, LEVELS, Chart, Series, heat_map, in_words, line_chart
 from .document import asset, document, legend, table, tiles
-from .records import Norms, Points, Run
+from .records import Norms, Points, RunRecord
 
 __all__ = ["page_of"]
 
@@ -42,7 +42,7 @@ MOST_ROWS = 500
 """Of the table of evaluations: the latest."""
 
 
-def page_of(run: Run, *, title: str) -> str:
+def page_of(run: RunRecord, *, title: str) -> str:
     """The whole document. All that comes from the run is escaped."""
     charts = _Charts()
     body = [
@@ -87,7 +87,7 @@ class _Charts:
         )
 
 
-def _curves(run: Run) -> Iterable[tuple[str, Sequence[Series], str]]:
+def _curves(run: RunRecord) -> Iterable[tuple[str, Sequence[Series], str]]:
     names = [*(each for each in FIRST if each in run.metrics or f"eval_{each}" in run.evaluations)]
     names += sorted(set(run.metrics) - set(names) - IN_TABLE_ONLY)
     for name in names:
@@ -115,7 +115,7 @@ def _lines_of(name: str, points: Points) -> Iterable[Series]:
     yield Series(name=f"{name}, smoothed", points=smoothed)
 
 
-def _memory(run: Run) -> Iterable[tuple[str, Sequence[Series], str]]:
+def _memory(run: RunRecord) -> Iterable[tuple[str, Sequence[Series], str]]:
     for name, ranks in run.per_rank.items():
         unit = "bytes" if name in BYTES else ""
         if len(ranks) <= MOST_LINES:
@@ -151,7 +151,7 @@ def _pick(values: list[float], at: int) -> float:
 # Words and tables -----------------------------------------------------------------------------------------------------
 
 
-def _header(run: Run, title: str) -> str:
+def _header(run: RunRecord, title: str) -> str:
     state = "It has come to its end." if run.summary else "No end is recorded: it runs, was killed or has failed."
     when = " to ".join(_time(each) for each in dict.fromkeys((run.began, run.ended)) if each is not None)
     lost = [name for name, points in {**run.metrics, **run.evaluations}.items() if None in points.values()]
@@ -163,7 +163,7 @@ def _header(run: Run, title: str) -> str:
     return "\n".join([*parts, tiles(_tiles(run))])
 
 
-def _tiles(run: Run) -> Iterable[tuple[str, str]]:
+def _tiles(run: RunRecord) -> Iterable[tuple[str, str]]:
     yield "steps", in_words(run.last_step)
     if run.last_epoch is not None:
         yield "epochs", in_words(round(run.last_epoch, 2))
@@ -188,7 +188,7 @@ def _tiles(run: Run) -> Iterable[tuple[str, str]]:
             yield "peak memory of a rank", in_words(max(peaks), "bytes")
 
 
-def _evaluations(run: Run) -> str:
+def _evaluations(run: RunRecord) -> str:
     names = sorted(run.evaluations)
     steps = sorted({step for points in run.evaluations.values() for step in points})[-MOST_ROWS:]
     rows = [
@@ -198,7 +198,7 @@ def _evaluations(run: Run) -> str:
     return table(["step", *names], rows) if rows else ""
 
 
-def _metrics(run: Run) -> str:
+def _metrics(run: RunRecord) -> str:
     rows = []
     for name, points in sorted({**run.metrics, **run.evaluations}.items()):
         values = [value for value in points.values() if value is not None]
@@ -215,7 +215,7 @@ def _metrics(run: Run) -> str:
     return table(["metric", "last", "least", "greatest", "values"], rows) if rows else ""
 
 
-def _facts(run: Run) -> str:
+def _facts(run: RunRecord) -> str:
     facts = {"file": str(run.source), **run.facts, **run.summary}
     rows = "".join(
         f'<tr><td>{escape(str(name))}</td><td class="text">{escape(_fact(value))}</td></tr>'

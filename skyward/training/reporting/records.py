@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ..callbacks.jsonarray import read_records, salvage
 from ..callbacks.metrics import is_known, is_summary
 
-__all__ = ["Norms", "Points", "Run", "read_run"]
+__all__ = ["Norms", "Points", "RunRecord", "read_run"]
 
 LOGS = "trainer_logs.json"
 NORM_FILES = {"gradient_norms.json": ("grad_norms",), "parameter_norms.json": ("norms", "spectral_norms")}
@@ -38,7 +38,7 @@ class Norms:
 
 
 @dataclass(kw_only=True)
-class Run:
+class RunRecord:
     """A run as its files tell it. `metrics` and `evaluations` are by name, `per_rank` has one list for each rank."""
 
     source: Path
@@ -90,7 +90,7 @@ class Run:
         self.last_epoch = epoch if epoch is not None else self.last_epoch
 
 
-def read_run(run_dir: Path) -> Run:
+def read_run(run_dir: Path) -> RunRecord:
     """Reads the logs in `run_dir`, its `logs` folder, or the latest below it; else what the Trainer of Hugging Face
     has kept in its latest checkpoint. Damaged files are read as far as they go, which `problems` tells.
 
@@ -98,7 +98,7 @@ def read_run(run_dir: Path) -> Run:
     """
     source = _logs_in(run_dir)
     if source is not None:
-        run = Run(source=source)
+        run = RunRecord(source=source)
         for record in _read(source, run):
             run.add(record)
     else:
@@ -117,13 +117,13 @@ def _logs_in(run_dir: Path) -> Path | None:
     return max(run_dir.rglob(LOGS), key=lambda each: each.stat().st_mtime, default=None)
 
 
-def _from_huggingface(run_dir: Path) -> Run:
+def _from_huggingface(run_dir: Path) -> RunRecord:
     source = max(run_dir.rglob("trainer_state.json"), key=lambda each: each.stat().st_mtime, default=None)
     if source is None:
         raise UsageError(
             f"report: there is no {LOGS} in {run_dir}, nor below it; give the run's folder. JsonLogger writes that file"
         )
-    run = Run(source=source)
+    run = RunRecord(source=source)
     try:
         state = json.loads(source.read_text(encoding="utf-8"))
         history = state["log_history"]
@@ -135,7 +135,7 @@ def _from_huggingface(run_dir: Path) -> Run:
     return run
 
 
-def _read(file: Path, run: Run) -> Iterable[dict[str, Any]]:
+def _read(file: Path, run: RunRecord) -> Iterable[dict[str, Any]]:
     try:
         return read_records(file)
     except ValueError as error:
@@ -144,7 +144,7 @@ def _read(file: Path, run: Run) -> Iterable[dict[str, Any]]:
         return found
 
 
-def _add_norms(run: Run, records: Iterable[Mapping[str, Any]], kinds: tuple[str, ...]) -> None:
+def _add_norms(run: RunRecord, records: Iterable[Mapping[str, Any]], kinds: tuple[str, ...]) -> None:
     for record in records:
         for kind in kinds:
             values = record.get(kind)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..agree import Failure, Ranks
+from ..agree import RankFailure, Ranks
 
 __all__ = ["Copies"]
 
@@ -51,7 +51,7 @@ class Copies:
         """What the last stage of each copy says. All ranks call it."""
         return self._ranks.exchange(value)[self.num_stages - 1 :: self.num_stages]
 
-    def fail(self, failure: Failure) -> None:
+    def fail(self, failure: RankFailure) -> None:
         self._ranks.fail(failure)
 
     def flags(self, bits: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..agree import Failure, RankFailed, Ranks
+from ..agree import RankFailed, RankFailure, Ranks
 from ..callbacks.sampling import Sampling, logits_of
 from .copies import Copies
 from .stages import tensors_in
@@ -103,7 +103,7 @@ class Relay:
             try:
                 answer = act()
             except Exception as error:
-                failure = Failure.of(ranks.rank, error, WHERE)
+                failure = RankFailure.of(ranks.rank, error, WHERE)
                 ranks.fail(failure)
                 raise RankFailed(rank=failure.rank, error=failure.error, where=failure.where) from error
         return ranks.share(answer, source=at)  # type: ignore[return-value]  # stage `at` of the first copy is rank `at`

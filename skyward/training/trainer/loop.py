@@ -17,16 +17,16 @@ from .evaluation import is_best, speed, watched
 from .optimization import Scheduler, learning_rate_of
 from .outputs import TrainOutput
 from .precision import Precision
-from .run import Run
+from .run import TrainerRun
 from .saver import Saver
 from .stream import Stream
 
-__all__ = ["Loop"]
+__all__ = ["TrainingLoop"]
 
 _log = logging.getLogger(__name__)
 
 
-class Loop:
+class TrainingLoop:
     """One training of a model that is prepared for it.
 
     Args:
@@ -40,7 +40,7 @@ class Loop:
     def __init__(
         self,
         args: TrainingArguments,
-        run: Run,
+        run: TrainerRun,
         *,
         stream: Stream,
         saver: Saver,

@@ -22,7 +22,7 @@ from .copies import Copies
 from .generation import Relay
 from .precision import Precision
 from .saver import write_weights
-from .stages import SCHEDULES, Pieces, Pipeline, columns_of_later, pieces_of
+from .stages import SCHEDULES, Pieces, PipelineStage, columns_of_later, pieces_of
 from .trainer import Trainer
 from .world import place
 
@@ -149,7 +149,7 @@ class PipelineTrainer(Trainer):
     def _wrap(self) -> None:
         self._copies.start_equal(self.model)
         self.model_part = self._part()
-        self._pipeline = Pipeline(
+        self._pipeline = PipelineStage(
             self.model,
             index=self._copies.stage,
             count=self._copies.num_stages,
@@ -234,7 +234,7 @@ class PipelineTrainer(Trainer):
             return value, None, None
         return value, self._predictions_in(outputs, labels), labels
 
-    def _pipeline_for_evaluation(self) -> Pipeline:
+    def _pipeline_for_evaluation(self) -> PipelineStage:
         if not hasattr(self, "_pipeline"):  # nothing was trained yet
             self._wrap()
         return self._pipeline

@@ -23,7 +23,7 @@ from ..events import TrainerCallback, TrainerControl, TrainerState
 from .evaluation import plain
 from .record import Record
 
-__all__ = ["Position", "Run", "with_defaults"]
+__all__ = ["Position", "TrainerRun", "with_defaults"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Position:
     owes_evaluation: bool = False
 
 
-class Run:
+class TrainerRun:
     """One run of a Trainer; stateful, as a component of its checkpoints.
 
     Args:

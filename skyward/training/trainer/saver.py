@@ -17,7 +17,7 @@ from ..arguments import TrainingArguments
 from ..checkpoint import Checkpoints, FileCheckpoints, ModelState, RunTerminated, StateComponent
 from ..checkpoint.finite import is_finite
 from ..checkpoint.termination import Termination
-from .run import Run
+from .run import TrainerRun
 from .world import is_sharded
 
 __all__ = ["CheckpointParts", "Savable", "Saver", "save_weights", "write_weights"]
@@ -75,7 +75,13 @@ class Saver:
     """Saves and loads the states of a trainer, one save at a time. All ranks call it at the same places."""
 
     def __init__(
-        self, args: TrainingArguments, trainer: Savable, *, run: Run, ranks: Ranks, checkpoints: Checkpoints | None
+        self,
+        args: TrainingArguments,
+        trainer: Savable,
+        *,
+        run: TrainerRun,
+        ranks: Ranks,
+        checkpoints: Checkpoints | None,
     ) -> None:
         self._args, self._trainer, self._run, self._ranks = args, trainer, run, ranks
         self.checkpoints = checkpoints or FileCheckpoints(

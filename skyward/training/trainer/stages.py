@@ -21,7 +21,7 @@ from .batches import size_of
 from .collate import columns_of
 from .loss import apart
 
-__all__ = ["SCHEDULES", "Pieces", "Pipeline", "columns_of_later", "pieces_of", "tensors_in"]
+__all__ = ["SCHEDULES", "Pieces", "PipelineStage", "columns_of_later", "pieces_of", "tensors_in"]
 
 SCHEDULES = ("gpipe", "1f1b")
 
@@ -81,7 +81,7 @@ def columns_of_later(stage: nn.Module) -> frozenset[str]:
     return frozenset(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
 
 
-class Pipeline:
+class PipelineStage:
     """This rank's stage among those of one copy of the model.
 
     index, count: which stage of how many. group: torch's process group of the copy's ranks; None with one stage.

@@ -1,8 +1,8 @@
 """A PyTorch training loop that fires every event, agrees with its other ranks, and resumes to the bit.
 
 Names, defaults, cadence and the order of events are those of Hugging Face's Trainer, which it does not import. What
-differs is said where it does. A `Trainer` has a `Run` (where it is, and its events), an `Objective` (what it
-minimises), an `Evaluator` and a `Saver`; `train` makes a `Loop` of them.
+differs is said where it does. A `Trainer` has a `TrainerRun` (where it is, and its events), an `Objective` (what it
+minimises), an `Evaluator` and a `Saver`; `train` makes a `TrainingLoop` of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .batches import MicroBatch
 from .collate import Collator, Inputs, columns_of
 from .data_sources import check_datasets
 from .evaluation import Evaluated, Evaluator, loss_in, outputs_without_loss
-from .loop import Loop
+from .loop import TrainingLoop
 from .objective import Objective
 from .optimization import Scheduler, make_optimizer, make_scheduler
 from .outputs import EvalPrediction, PredictionOutput, TrainOutput
 from .precision import Precision, make_deterministic
-from .run import Run, with_defaults
+from .run import TrainerRun, with_defaults
 from .saver import CheckpointParts, Saver, save_weights
 from .stream import Stream, make_stream
 from .world import (
@@ -115,7 +115,7 @@ class Trainer:
         self._precision = self._make_precision()
         self._stream: Stream | None = None
         self.callback_handler = CallbackHandler(with_defaults(callbacks, self.args), ranks=self.ranks)
-        self._run = Run(
+        self._run = TrainerRun(
             self.args, ranks=self.ranks, device=self.device, callbacks=self.callback_handler, context=self._context
         )
         self._objective = Objective(self.model, self.args, device=self.device, compute=compute_loss_func)
@@ -248,7 +248,7 @@ class Trainer:
             self._saver.close()
             self.callback_handler.close()
 
-    def _prepare(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None) -> Loop:
+    def _prepare(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None) -> TrainingLoop:
         """Make everything, and load the checkpoint if there is one."""
         resumed = self._saver.begin(resume_from_checkpoint)
         seed_everything((self.args.seed + self.ranks.rank) % 2**32)
@@ -266,7 +266,7 @@ class Trainer:
         self.model.train()
         assert self.optimizer is not None
         assert self.lr_scheduler is not None
-        return Loop(
+        return TrainingLoop(
             self.args,
             self._run,
             stream=stream,

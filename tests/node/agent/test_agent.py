@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from skyward.node.agent.loop import Loop
+from skyward.node.agent.loop import EventLoop
 from skyward.node.agent.node_tasks import NodeTasks
 from skyward.node.agent.session import Session
 from skyward.node.agent.slots import make_slot
@@ -27,7 +27,7 @@ from skyward.node.slot.zygote import ForkOrder, receive_order, send_order
 from skyward.values.topology import Rank
 from skyward.wire.blobs import Blob
 from skyward.wire.channel import Channel
-from skyward.wire.frames import Frame, Kind
+from skyward.wire.frames import Frame, FrameKind
 from skyward.wire.payloads import encode
 from skyward.wire.tasks import CallKind, NodeConfig, RankOrder, TaskHead, pack_task
 
@@ -84,16 +84,16 @@ def agent(tmp_path: Path) -> Any:
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=1, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
-    made: Any = NodeTasks(Loop(), config, address="")
+    made: Any = NodeTasks(EventLoop(), config, address="")
     made.client = Client()
     payload = encode(None, lambda data: pytest.fail("a blob")).body
-    made.placing.add_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + payload))
+    made.placing.add_function(Frame(FrameKind.FUNCTION, 0, 0, 0, FUNCTION + payload))
     return made
 
 
 def task(ident: int, kind: CallKind, payload: bytes) -> Frame:
     head = TaskHead(FUNCTION, 0, kind, 0, 0)
-    return Frame(Kind.TASK, 0, 0, ident, pack_task(head, payload))
+    return Frame(FrameKind.TASK, 0, 0, ident, pack_task(head, payload))
 
 
 def test_the_task_of_a_rank_that_could_not_be_made_is_lost_and_runs_nowhere(
@@ -101,13 +101,13 @@ def test_the_task_of_a_rank_that_could_not_be_made_is_lost_and_runs_nowhere(
 ) -> None:
     slot = make_slot(0)
     agent.placing.slots.append(slot)
-    agent.on_rank(Frame(Kind.RANK, 0, 1, 7, pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))))
+    agent.on_rank(Frame(FrameKind.RANK, 0, 1, 7, pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))))
     assert "cannot start a process" in capfd.readouterr().err
     order = task(7, CallKind.GANG, encode(((), {}), lambda data: pytest.fail("a blob")).body)
     agent.on_task(order)
     agent.on_task(order)
     lost, unknown = agent.client.heard
-    assert (lost.kind, lost.ident) == (Kind.LOST, 7)
+    assert (lost.kind, lost.ident) == (FrameKind.LOST, 7)
     assert json.loads(lost.body)["started"] is False
     assert "/nowhere" in json.loads(lost.body)["why"]
     assert json.loads(unknown.body)["why"] == "", "the reason is kept until it is told"
@@ -118,10 +118,10 @@ def test_the_task_of_a_rank_that_could_not_be_made_is_lost_and_runs_nowhere(
 def test_a_rank_without_descriptors_left_costs_its_gang_and_not_the_node(agent: Any) -> None:
     order = pickle.dumps(RankOrder(rank=RANK, launch=b"launch"))
     with few_files(0):
-        agent.on_rank(Frame(Kind.RANK, 0, 1, 7, order))
+        agent.on_rank(Frame(FrameKind.RANK, 0, 1, 7, order))
     agent.on_task(task(7, CallKind.GANG, encode(((), {}), lambda data: pytest.fail("a blob")).body))
     (lost,) = agent.client.heard
-    assert (lost.kind, lost.ident) == (Kind.LOST, 7)
+    assert (lost.kind, lost.ident) == (FrameKind.LOST, 7)
     assert "Too many open files" in json.loads(lost.body)["why"]
 
 
@@ -149,7 +149,7 @@ def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: 
 
     def arrives() -> None:
         body = blob_body(blobs[0].digest, blobs[0].size)
-        agent.placing.add_blob(Frame(Kind.BLOB, 0, 0, 0, body, os.dup(blobs[0].fd)))
+        agent.placing.add_blob(Frame(FrameKind.BLOB, 0, 0, 0, body, os.dup(blobs[0].fd)))
 
     slot = make_slot(0)
     slot.running[1] = None
@@ -157,7 +157,7 @@ def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: 
     payload = encode(((b"x" * 1_000_000,), {}), put).body
     agent.on_task(task(2, CallKind.PLAIN, payload))
     arrives()
-    agent.placing.drop_blob(Frame(Kind.DROP_BLOB, 0, 0, 0, blobs[0].digest))
+    agent.placing.drop_blob(Frame(FrameKind.DROP_BLOB, 0, 0, 0, blobs[0].digest))
     del slot.running[1]
     agent.placing.dispatch()
     assert not slot.running
@@ -168,7 +168,7 @@ def test_a_blob_that_is_dropped_while_its_task_waits_is_waited_for_again(agent: 
 
 def test_a_session_that_is_sent_what_is_no_frame_is_closed(capfd: pytest.CaptureFixture[str]) -> None:
     ours, theirs = socket.socketpair()
-    loop = Loop()
+    loop = EventLoop()
     closed: list[Session] = []
 
     def ended(session: Session) -> None:

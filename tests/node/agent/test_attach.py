@@ -11,14 +11,14 @@ from pathlib import Path
 import skyward
 from skyward.node.agent import attach
 from skyward.wire.channel import Channel
-from skyward.wire.frames import HAS_FD, Frame, Kind
+from skyward.wire.frames import HAS_FD, Frame, FrameKind
 
 _ROOT = str(Path(skyward.__file__).parent.parent)
 
 
 def test_it_speaks_the_protocol_it_does_not_import() -> None:
     # The stub is sent to nodes alone, so it repeats both numbers; no behaviour on one machine shows a difference.
-    assert attach._ATTACH == Kind.ATTACH
+    assert attach._ATTACH == FrameKind.ATTACH
     assert attach._HAS_FD == HAS_FD  # see above
 
 
@@ -38,7 +38,7 @@ def test_the_agent_gets_the_descriptors_and_the_stub_waits(tmp_path: Path) -> No
     sock.setblocking(True)
     while len(frames) < 2:
         frames += channel.receive()
-    assert [(f.kind, f.lane) for f in frames] == [(Kind.ATTACH, 0), (Kind.ATTACH, 1)]
+    assert [(f.kind, f.lane) for f in frames] == [(FrameKind.ATTACH, 0), (FrameKind.ATTACH, 1)]
     stub.stdin.write(b"to the agent")
     stub.stdin.flush()
     assert os.read(frames[0].fd, 100) == b"to the agent"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from skyward.node.agent.loop import Loop
+from skyward.node.agent.loop import EventLoop
 from skyward.node.agent.node_tasks import NodeTasks
 from skyward.node.agent.slots import make_slot
 from skyward.node.slot.page import CURRENT
 from skyward.node.slot.shelf import Claims
 from skyward.wire.channel import Channel
-from skyward.wire.frames import ON_SHELF, QUIET, Frame, Kind
+from skyward.wire.frames import ON_SHELF, QUIET, Frame, FrameKind
 from skyward.wire.payloads import encode
 from skyward.wire.tasks import Mode, NodeConfig, TaskHead, pack_task
 
@@ -62,11 +62,11 @@ class Worker:
             frames = self._channel.receive()
         except BlockingIOError:
             return []
-        tasks = [frame for frame in frames if frame.kind == Kind.TASK]
+        tasks = [frame for frame in frames if frame.kind == FrameKind.TASK]
         return [frame.ident for frame in tasks if not frame.flags & ON_SHELF or self._claims.claim(frame.lane)]
 
     def ends(self, task: int) -> None:
-        self._agent.on_slot_frame(self.slot, Frame(Kind.RESULT, QUIET, 0, task, PAYLOAD))
+        self._agent.on_slot_frame(self.slot, Frame(FrameKind.RESULT, QUIET, 0, task, PAYLOAD))
 
     def dies(self, *, in_task: int = 0) -> None:
         self.slot.page[CURRENT] = in_task
@@ -86,9 +86,9 @@ def agent(tmp_path: Path) -> Any:
     config = NodeConfig(
         pool="p", node=0, folder=str(tmp_path), slots=2, python="/nowhere", path=(), cwd=str(tmp_path), env=()
     )
-    made: Any = NodeTasks(Loop(), config, address="")
+    made: Any = NodeTasks(EventLoop(), config, address="")
     made.client = Client()
-    made.placing.add_function(Frame(Kind.FUNCTION, 0, 0, 0, FUNCTION + PAYLOAD))
+    made.placing.add_function(Frame(FrameKind.FUNCTION, 0, 0, 0, FUNCTION + PAYLOAD))
     return made
 
 
@@ -109,10 +109,10 @@ def second(agent: Any, first: Worker) -> Iterator[Worker]:
 def send(agent: Any, *tasks: int, mode: Mode = Mode.CALL, inputs: int = 0) -> None:
     for task in tasks:
         head = TaskHead(FUNCTION, mode, 0, inputs, 0)
-        agent.on_task(Frame(Kind.TASK, 0, 0, task, pack_task(head, PAYLOAD)))
+        agent.on_task(Frame(FrameKind.TASK, 0, 0, task, pack_task(head, PAYLOAD)))
 
 
-def heard(agent: Any, kind: Kind) -> list[int]:
+def heard(agent: Any, kind: FrameKind) -> list[int]:
     return [frame.ident for frame in agent.client.heard if frame.kind == kind]
 
 
@@ -123,7 +123,7 @@ def test_a_busy_slot_is_sent_its_next_task_and_no_more(agent: Any, first: Worker
     assert first.tasks() == [3]
     first.ends(2)
     first.ends(3)
-    assert heard(agent, Kind.RESULT) == [1, 2, 3]
+    assert heard(agent, FrameKind.RESULT) == [1, 2, 3]
     assert not agent.placing.shelved
     assert not agent.placing.by_task
     assert not first.slot.running
@@ -146,15 +146,15 @@ def test_what_has_begun_stays_though_another_slot_falls_idle(agent: Any, first: 
     first.ends(1)
     assert second.tasks() == []
     first.ends(3)
-    assert heard(agent, Kind.RESULT) == [2, 1, 3]
+    assert heard(agent, FrameKind.RESULT) == [2, 1, 3]
 
 
-@pytest.mark.parametrize("kind", [Kind.RECALL, Kind.CANCEL])
-def test_what_waits_is_given_back(agent: Any, first: Worker, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FrameKind.RECALL, FrameKind.CANCEL])
+def test_what_waits_is_given_back(agent: Any, first: Worker, kind: FrameKind) -> None:
     send(agent, 1, 2, 3)
-    order = agent.on_recall if kind == Kind.RECALL else agent.on_cancel
+    order = agent.on_recall if kind == FrameKind.RECALL else agent.on_cancel
     order(Frame(kind, 0, 10, 2, b""))
-    assert heard(agent, Kind.RECALLED) == [2]
+    assert heard(agent, FrameKind.RECALLED) == [2]
     assert first.tasks() == [1]
     first.ends(1)
     assert first.tasks() == [3]
@@ -163,8 +163,8 @@ def test_what_waits_is_given_back(agent: Any, first: Worker, kind: Kind) -> None
 def test_what_has_begun_is_not_given_back(agent: Any, first: Worker) -> None:
     send(agent, 1, 2)
     assert first.tasks() == [1, 2]
-    agent.on_recall(Frame(Kind.RECALL, 0, 0, 2, b""))
-    assert heard(agent, Kind.RECALLED) == []
+    agent.on_recall(Frame(FrameKind.RECALL, 0, 0, 2, b""))
+    assert heard(agent, FrameKind.RECALLED) == []
     assert sorted(first.slot.running) == [1, 2]
     first.ends(1)
     first.ends(2)
@@ -174,9 +174,9 @@ def test_what_has_begun_is_not_given_back(agent: Any, first: Worker) -> None:
 def test_what_has_begun_is_cancelled_as_what_runs(agent: Any, first: Worker) -> None:
     send(agent, 1, 2)
     assert first.tasks() == [1, 2]
-    agent.on_cancel(Frame(Kind.CANCEL, 0, 10, 2, b""))
+    agent.on_cancel(Frame(FrameKind.CANCEL, 0, 10, 2, b""))
     assert first.slot.cancelled == {2}
-    assert heard(agent, Kind.RECALLED) == []
+    assert heard(agent, FrameKind.RECALLED) == []
 
 
 @pytest.mark.parametrize(("mode", "inputs"), [(Mode.STREAM, 0), (Mode.CALL, 1)])
@@ -194,7 +194,7 @@ def test_a_stream_waits_for_a_free_slot_and_is_not_overtaken(
 def test_what_waits_for_a_slot_that_dies_runs_in_the_next(agent: Any, first: Worker, second: Worker) -> None:
     send(agent, 1, 2, 3, 4)
     first.dies(in_task=1)
-    (lost,) = (frame for frame in agent.client.heard if frame.kind == Kind.LOST)
+    (lost,) = (frame for frame in agent.client.heard if frame.kind == FrameKind.LOST)
     assert lost.ident == 1
     assert json.loads(lost.body)["started"] is True
     second.ends(2)
@@ -205,7 +205,7 @@ def test_what_had_begun_in_a_slot_that_dies_is_lost_and_runs_nowhere(agent: Any,
     send(agent, 1, 2, 3)
     assert first.tasks() == [1, 3]
     first.dies(in_task=3)
-    lost = {f.ident: json.loads(f.body)["started"] for f in agent.client.heard if f.kind == Kind.LOST}
+    lost = {f.ident: json.loads(f.body)["started"] for f in agent.client.heard if f.kind == FrameKind.LOST}
     assert lost[3] is True
     assert second.tasks() == [2]
     second.ends(2)
@@ -225,18 +225,18 @@ def test_both_that_were_not_begun_come_again(agent: Any, first: Worker, second: 
     """Two numbers lie in the pipe: of what runs next, as far as the agent knows, and of what comes behind it."""
     send(agent, 1, 2, 3, 4, 5)
     first.ends(1)  # the slot has not looked for 3 yet, and 5 is put behind it
-    agent.on_recall(Frame(Kind.RECALL, 0, 0, 5, b""))
-    assert heard(agent, Kind.RECALLED) == [5]
+    agent.on_recall(Frame(FrameKind.RECALL, 0, 0, 5, b""))
+    assert heard(agent, FrameKind.RECALLED) == [5]
     assert first.tasks() == [1, 3]
     assert list(first.slot.running) == [3]
 
 
 def test_nothing_waits_behind_a_task_of_the_direct_line(agent: Any, first: Worker) -> None:
     first.slot.line_number = 1
-    agent.on_hold(Frame(Kind.HOLD, 0, 0, 1, (1).to_bytes(8, "little")))
+    agent.on_hold(Frame(FrameKind.HOLD, 0, 0, 1, (1).to_bytes(8, "little")))
     send(agent, 2)
     assert first.tasks() == []
-    agent.on_unhold(Frame(Kind.UNHOLD, 0, 0, 1, b""))
+    agent.on_unhold(Frame(FrameKind.UNHOLD, 0, 0, 1, b""))
     assert first.tasks() == [2]
 
 

@@ -12,18 +12,18 @@ import pytest
 from skyward.node.agent.spool import Spool
 from skyward.node.slot.link import blob_body
 from skyward.wire.blobs import Blob
-from skyward.wire.failures import Failure, decode_failure
-from skyward.wire.frames import HAS_FD, Frame, Kind
+from skyward.wire.failures import EncodedFailure, decode_failure
+from skyward.wire.frames import HAS_FD, Frame, FrameKind
 
 CONTENT = bytes(range(256)) * 100
 
 
 def blob_frame(ident: int) -> tuple[Frame, Blob]:
     blob = Blob.unnamed(memoryview(CONTENT), bytes([ident]) * 16)
-    return Frame(Kind.BLOB, HAS_FD, 0, ident, blob_body(blob.digest, blob.size), blob.fd), blob
+    return Frame(FrameKind.BLOB, HAS_FD, 0, ident, blob_body(blob.digest, blob.size), blob.fd), blob
 
 
-def result(ident: int, kind: Kind = Kind.RESULT) -> Frame:
+def result(ident: int, kind: FrameKind = FrameKind.RESULT) -> Frame:
     return Frame(kind, 0, 0, ident, b"value")
 
 
@@ -50,11 +50,11 @@ def test_where_there_is_no_room_the_call_fails_and_no_other(tmp_path: Path, capf
     frame, _blob = blob_frame(1)
     assert list(spool.pass_on(frame, 0)) == []
     assert spool.has_failed
-    assert list(spool.pass_on(result(1, Kind.ITEM), 0)) == []
+    assert list(spool.pass_on(result(1, FrameKind.ITEM), 0)) == []
     assert list(spool.pass_on(result(2), 0)) == [result(2)]
     (failed,) = spool.pass_on(result(1), 0)
-    assert (failed.kind, failed.ident) == (Kind.ERROR, 1)
-    failure: Failure = pickle.loads(failed.body)
+    assert (failed.kind, failed.ident) == (FrameKind.ERROR, 1)
+    failure: EncodedFailure = pickle.loads(failed.body)
     error = decode_failure(failure, where="node 0", node=0, task="f")
     assert isinstance(error, OSError)
     assert error.errno == errno.EEXIST
@@ -69,6 +69,6 @@ def test_a_call_that_fails_by_itself_or_is_lost_is_forgotten(tmp_path: Path) -> 
     for ident in (1, 2):
         frame, _blob = blob_frame(ident)
         assert list(spool.pass_on(frame, 0)) == []
-    assert list(spool.pass_on(result(1, Kind.ERROR), 0)) == [result(1, Kind.ERROR)]
+    assert list(spool.pass_on(result(1, FrameKind.ERROR), 0)) == [result(1, FrameKind.ERROR)]
     spool.forget(2)
     assert not spool.has_failed

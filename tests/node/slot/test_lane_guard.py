@@ -10,7 +10,7 @@ from skyward.node.slot.execute import Cancelled
 from skyward.node.slot.guards import LaneGuard
 from skyward.node.slot.lanes import LaneInbox
 from skyward.node.slot.page import PAGE_GROUP
-from skyward.wire.frames import Frame, Kind
+from skyward.wire.frames import Frame, FrameKind
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_another_task_is_not_interrupted(guard: LaneGuard) -> None:
 
 def test_what_was_cancelled_before_it_began_does_not_begin(guard: LaneGuard, inbox: LaneInbox) -> None:
     guard.end()
-    inbox.put(Frame(Kind.CLOSE, 0, 0, 7, b""), ())
+    inbox.put(Frame(FrameKind.CLOSE, 0, 0, 7, b""), ())
     guard.begin_with(inbox)
     guard.begin(7)
     with pytest.raises(Cancelled), guard.user_code():
@@ -64,7 +64,7 @@ def test_what_was_cancelled_before_it_began_does_not_begin(guard: LaneGuard, inb
 
 
 def test_a_task_that_has_read_that_it_is_cancelled_may_unwind(guard: LaneGuard, inbox: LaneInbox) -> None:
-    inbox.put(Frame(Kind.CLOSE, 0, 0, 7, b""), ())
-    assert inbox.wait()[0].kind == Kind.CLOSE
+    inbox.put(Frame(FrameKind.CLOSE, 0, 0, 7, b""), ())
+    assert inbox.wait()[0].kind == FrameKind.CLOSE
     with guard.user_code():
         run_a_while()

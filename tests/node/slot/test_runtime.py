@@ -12,10 +12,10 @@ import pytest
 
 import skyward as sky
 from skyward.node.slot.link import Link
-from skyward.node.slot.runtime import Call, current_call, current_rank, enter_call, once
+from skyward.node.slot.runtime import RunningCall, current_call, current_rank, enter_call, once
 from skyward.node.slot.slot import Slot, SlotConfig
 from skyward.values.topology import InstanceInfo, Peer
-from skyward.wire.frames import Frame, Kind
+from skyward.wire.frames import Frame, FrameKind
 from skyward.wire.tasks import CallKind, Mode, TaskHead, Topology, pack_task
 
 INFO = InstanceInfo(
@@ -95,7 +95,7 @@ def test_outside_a_pool_there_is_no_call_and_this_is_the_head() -> None:
 
 
 def test_a_call_is_seen_by_threads_that_it_starts_where_a_process_runs_one_at_a_time() -> None:
-    enter_call(Call(task=1, info=replace(INFO, part=1, parts=2)), whole_process=True)
+    enter_call(RunningCall(task=1, info=replace(INFO, part=1, parts=2)), whole_process=True)
     try:
         seen: list[bool] = []
         thread = threading.Thread(target=lambda: seen.append(current_call() is not None and not sky.is_head))
@@ -119,10 +119,10 @@ def test_the_address_of_the_head_is_that_of_the_first_node_of_a_broadcast() -> N
     ours, theirs = socket.socketpair()
     with ours, theirs:
         slot = Slot(Link(ours), SlotConfig(number=0, token=b""), None)
-        slot.keep(Frame(Kind.SLOT_CONFIG, 0, 0, 0, pickle.dumps(topology)))
+        slot.keep(Frame(FrameKind.SLOT_CONFIG, 0, 0, 0, pickle.dumps(topology)))
         heads = {}
         for kind, place in ((CallKind.PLAIN, (0, 1, 0)), (CallKind.BROADCAST, (1, 2, 3))):
             head = TaskHead(bytes(16), Mode.CALL, kind, 0, 0, *place)
-            heads[kind] = slot.call(Frame(Kind.TASK, 0, 0, 1, pack_task(head, b"")), 0).info
+            heads[kind] = slot.call(Frame(FrameKind.TASK, 0, 0, 1, pack_task(head, b"")), 0).info
     assert (heads[CallKind.PLAIN].head_addr, heads[CallKind.PLAIN].is_head) == ("10.0.0.0", True)
     assert (heads[CallKind.BROADCAST].head_addr, heads[CallKind.BROADCAST].is_head) == ("10.0.0.3", False)

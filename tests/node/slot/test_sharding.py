@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from skyward.errors import UsageError
 from skyward.node.slot import sharding
-from skyward.node.slot.runtime import Call, current_call, enter_call
+from skyward.node.slot.runtime import RunningCall, current_call, enter_call
 from skyward.node.slot.sharding import shard
 from skyward.values.topology import InstanceInfo, Rank
 
@@ -44,7 +44,7 @@ def call(kind: Kind, *, node: int = 0, total_nodes: int = 1, rank: Rank | None =
         job_id="test",
     )
     before = current_call()
-    enter_call(Call(task=1, info=info, rank=rank), whole_process=False)
+    enter_call(RunningCall(task=1, info=info, rank=rank), whole_process=False)
     try:
         yield
     finally:

@@ -77,7 +77,7 @@ def run_in_thread(run: Run) -> Iterator[TrainerControlCallback]:
     thread.start()
     try:
         deadline = threading.Event()
-        while control._books is None and thread.is_alive():
+        while control._controlled is None and thread.is_alive():
             deadline.wait(0.005)
         yield control
     finally:

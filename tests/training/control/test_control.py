@@ -23,7 +23,7 @@ import pytest
 from skyward.errors import ControlFailed, UsageError
 from skyward.training.control import TrainerControlCallback, find, runs, sweep
 from skyward.training.control.client import client_of
-from skyward.training.control.commands import Books, plain
+from skyward.training.control.commands import ControlledRun, plain
 from tests.training.control.run import Run, run_in_thread
 from tests.waiting import until
 
@@ -125,13 +125,13 @@ def test_a_command_that_comes_twice_is_one_command() -> None:
     run = a_run()
     run.pause = lambda: gate.wait(0.05)
     with run_in_thread(run) as control:
-        books = control._books
-        assert books is not None
-        first = books.submit("save_checkpoint", "again")
-        until(lambda: (books.command("again") or first).state == "executed")
-        assert books.submit("save_checkpoint", "again").state == "executed"
+        controlled = control._controlled
+        assert controlled is not None
+        first = controlled.submit("save_checkpoint", "again")
+        until(lambda: (controlled.command("again") or first).state == "executed")
+        assert controlled.submit("save_checkpoint", "again").state == "executed"
         with pytest.raises(UsageError, match="request_id"):
-            books.submit("abort", "again")
+            controlled.submit("abort", "again")
         gate.set()
     assert [what for _, what in run.events] == ["save", "ended"]
 
@@ -141,8 +141,8 @@ def test_history_gives_each_record_once_and_survives_nan() -> None:
     with run_in_thread(run) as control:
         client = find("job")
         until(lambda: client.status().global_step >= 30)
-        assert control._books is not None
-        control._books.logged({"loss": float("nan"), "grad": float("-inf")})
+        assert control._controlled is not None
+        control._controlled.logged({"loss": float("nan"), "grad": float("-inf")})
         records, following = client.history()
         assert len(records) == following
         assert any(record.get("grad") == "-inf" for record in records)
@@ -152,14 +152,14 @@ def test_history_gives_each_record_once_and_survives_nan() -> None:
 
 
 def test_a_long_history_comes_in_parts_and_an_old_one_is_forgotten() -> None:
-    books = Books("job")
+    controlled = ControlledRun("job")
     for number in range(25_000):
-        books.global_step = number
-        books.logged({"loss": 0.5, "text": "x" * 100})
+        controlled.global_step = number
+        controlled.logged({"loss": 0.5, "text": "x" * 100})
     found: list[dict[str, Any]] = []
     following, parts = 0, 0
     while True:
-        records, following = books.history(following)
+        records, following = controlled.history(following)
         if not records:
             break
         parts += 1

@@ -17,8 +17,8 @@ import pytest
 
 from skyward.calls.control import COMMANDS
 from skyward.training.control import TrainerControlCallback, server
-from skyward.training.control.commands import Books
-from skyward.training.control.server import ControlServer, Gate, bind, bind_local
+from skyward.training.control.commands import ControlledRun
+from skyward.training.control.server import AccessCheck, ControlServer, bind, bind_local
 from tests.training.control.run import Run, run_in_thread
 from tests.waiting import until
 
@@ -31,18 +31,18 @@ def state(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def serving(token: str | None = TOKEN, host: str = "127.0.0.1") -> Iterator[tuple[Books, int]]:
-    books = Books("job")
-    running = ControlServer([books], bind(host, 0), gate=Gate(host=host, token=token))
+def serving(token: str | None = TOKEN, host: str = "127.0.0.1") -> Iterator[tuple[ControlledRun, int]]:
+    controlled = ControlledRun("job")
+    running = ControlServer([controlled], bind(host, 0), gate=AccessCheck(host=host, token=token))
     running.start()
     try:
-        yield books, running.port
+        yield controlled, running.port
     finally:
         running.close()
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Books, int]]:
+def served() -> Iterator[tuple[ControlledRun, int]]:
     with serving() as found:
         yield found
 
@@ -90,10 +90,10 @@ def command(name: object, **more: object) -> bytes:
 # Routes and bodies --------------------------------------------------------------------------------------------------
 
 
-def test_jobs_and_status_and_a_command(served: tuple[Books, int]) -> None:
-    books, port = served
-    books.global_step, books.max_steps, books.epoch = 7, 100, 0.5
-    books.logged({"loss": 0.25})
+def test_jobs_and_status_and_a_command(served: tuple[ControlledRun, int]) -> None:
+    controlled, port = served
+    controlled.global_step, controlled.max_steps, controlled.epoch = 7, 100, 0.5
+    controlled.logged({"loss": 0.25})
     status, body, headers = asked(port)
     assert (status, list(body), headers["Content-Type"]) == (200, ["jobs"], "application/json")
     status, body, _ = asked(port, path="/jobs/job/status")
@@ -108,9 +108,9 @@ def test_jobs_and_status_and_a_command(served: tuple[Books, int]) -> None:
     }
     status, body, _ = asked(port, "POST", "/jobs/job/control", command("save_checkpoint", request_id="r1", data={}))
     assert (status, body["request_id"], body["state"]) == (202, "r1", "waiting")
-    books.take(8)
+    controlled.take(8)
     assert asked(port, path="/jobs/job/commands/r1")[1]["state"] == "applied"
-    books.saved(8)
+    controlled.saved(8)
     status, body, _ = asked(port, path="/jobs/job/commands/r1")
     assert (status, body["state"], body["step"]) == (200, "executed", 8)
     assert asked(port, path="/jobs/job/commands")[1]["commands"][-1]["request_id"] == "r1"
@@ -118,25 +118,25 @@ def test_jobs_and_status_and_a_command(served: tuple[Books, int]) -> None:
     assert (status, body["global_step"]) == (200, 7)
 
 
-def test_a_checkpoint_that_was_begun_before_a_command_does_not_execute_it(served: tuple[Books, int]) -> None:
+def test_a_checkpoint_that_was_begun_before_a_command_does_not_execute_it(served: tuple[ControlledRun, int]) -> None:
     """One of step 3 was being written when the command came; that of step 5 is the command's."""
-    books, _ = served
-    asked_for = books.submit("save_checkpoint").request_id
-    books.take(5)
+    controlled, _ = served
+    asked_for = controlled.submit("save_checkpoint").request_id
+    controlled.take(5)
     for of_step, expected in ((3, "applied"), (5, "executed")):
-        books.saved(of_step)
-        state = books.command(asked_for)
+        controlled.saved(of_step)
+        state = controlled.command(asked_for)
         assert state is not None
         assert state.state == expected
 
 
-def test_a_request_can_wait_until_its_command_is_executed(served: tuple[Books, int]) -> None:
-    books, port = served
+def test_a_request_can_wait_until_its_command_is_executed(served: tuple[ControlledRun, int]) -> None:
+    controlled, port = served
 
     def train() -> None:
-        until(lambda: books.has_new)
-        books.take(3)
-        books.saved(8)
+        until(lambda: controlled.has_new)
+        controlled.take(3)
+        controlled.saved(8)
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -183,14 +183,14 @@ def test_a_request_can_wait_until_its_command_is_executed(served: tuple[Books, i
     ],
 )
 def test_what_is_wrong_is_said_and_changes_nothing(
-    served: tuple[Books, int], method: str, path: str, body: bytes, status: int, says: str
+    served: tuple[ControlledRun, int], method: str, path: str, body: bytes, status: int, says: str
 ) -> None:
-    books, port = served
-    before = books.commands()
+    controlled, port = served
+    before = controlled.commands()
     found, answer, headers = asked(port, method, path, body)
     assert found == status
     assert says in answer.get("error", "")
-    assert books.commands() == before
+    assert controlled.commands() == before
     if status == 405:
         assert headers["Allow"] in says
     if "command" in says:
@@ -198,15 +198,15 @@ def test_what_is_wrong_is_said_and_changes_nothing(
 
 
 def test_commands_that_nobody_takes_do_not_pile_up() -> None:
-    with serving() as (books, port):
+    with serving() as (controlled, port):
         statuses = [asked(port, "POST", "/jobs/job/control", command("save_checkpoint"))[0] for _ in range(70)]
         assert statuses == [202] * 64 + [503] * 6
         assert asked(port, "POST", "/jobs/job/control", command("abort"))[0] == 202
         for number in range(500):
-            books.take(number)  # by a producer that never saves
-            books.submit("save_checkpoint", f"r{number}")
-        assert len(books.commands()) <= 257
-        books.ended()
+            controlled.take(number)  # by a producer that never saves
+            controlled.submit("save_checkpoint", f"r{number}")
+        assert len(controlled.commands()) <= 257
+        controlled.ended()
         assert asked(port, "POST", "/jobs/job/control", command("abort"))[0] == 409
 
 
@@ -218,53 +218,53 @@ def test_commands_that_nobody_takes_do_not_pile_up() -> None:
     [None, "", "5f", TOKEN[:-1], TOKEN + "0", TOKEN.upper(), "é" * 32, b"\xff" * 64, b"\x01\x02", TOKEN + " " + TOKEN],
 )
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/job/status", "/jobs/job/control", "/nowhere"])
-def test_without_the_token_nothing_is_said(served: tuple[Books, int], token: Any, path: str) -> None:
-    books, port = served
-    before = books.commands()
+def test_without_the_token_nothing_is_said(served: tuple[ControlledRun, int], token: Any, path: str) -> None:
+    controlled, port = served
+    before = controlled.commands()
     status, body, headers = asked(port, "POST", path, command("abort"), token=token)
     assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="skyward"')
     assert "job" not in str(body)
-    assert books.commands() == before
+    assert controlled.commands() == before
 
 
 @pytest.mark.parametrize(
     "header",
     [b"Authorization: Basic " + TOKEN.encode(), b"Authorization: " + TOKEN.encode(), b"X-Token: " + TOKEN.encode()],
 )
-def test_another_scheme_is_not_the_token(served: tuple[Books, int], header: bytes) -> None:
+def test_another_scheme_is_not_the_token(served: tuple[ControlledRun, int], header: bytes) -> None:
     assert asked(served[1], token=None, headers=header)[0] == 401
 
 
-def test_two_tokens_are_none(served: tuple[Books, int]) -> None:
+def test_two_tokens_are_none(served: tuple[ControlledRun, int]) -> None:
     assert asked(served[1], headers=b"Authorization: Bearer x")[0] == 401
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8900", "127.0.0.1", "127.0.0.1:1", "[::1]:80", "10.0.0.7"])
-def test_a_host_that_cannot_be_rebound_is_taken(served: tuple[Books, int], host: str) -> None:
+def test_a_host_that_cannot_be_rebound_is_taken(served: tuple[ControlledRun, int], host: str) -> None:
     assert asked(served[1], host=host)[0] == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8900", "localhost.evil.example", "127.0.0.1.nip.io", ""]
 )
-def test_a_page_that_rebound_its_name_gets_nothing(served: tuple[Books, int], host: str) -> None:
+def test_a_page_that_rebound_its_name_gets_nothing(served: tuple[ControlledRun, int], host: str) -> None:
     status, body, _ = asked(served[1], host=host)
     assert status == 403
     assert "jobs" not in body
 
 
-def test_one_host_is_needed(served: tuple[Books, int]) -> None:
+def test_one_host_is_needed(served: tuple[ControlledRun, int]) -> None:
     assert said(served[1], b"GET /jobs HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 400")
     assert asked(served[1], headers=b"Host: localhost")[0] == 400
 
 
 def test_the_page_of_another_site_gets_nothing_even_without_auth() -> None:
-    with serving(token=None) as (books, port):
+    with serving(token=None) as (controlled, port):
         for origin in (b"http://evil.example", b"null", b"http://localhost:1"):
             answer = asked(port, "POST", "/jobs/job/control", command("abort"), headers=b"Origin: " + origin)
             assert answer[0] == 403
             assert "Access-Control-Allow-Origin" not in answer[2]
-        assert books.commands() == []
+        assert controlled.commands() == []
         assert asked(port, "POST", "/jobs/job/control", command("abort"), headers=b"Origin: http://localhost")[0] == 202
 
 
@@ -313,23 +313,23 @@ def test_the_name_that_was_bound_is_taken() -> None:
         ),
     ],
 )
-def test_what_is_no_request_is_refused(served: tuple[Books, int], data: bytes, status: int) -> None:
+def test_what_is_no_request_is_refused(served: tuple[ControlledRun, int], data: bytes, status: int) -> None:
     answer = said(served[1], data.replace(b"Bearer T\r\n", b"Bearer " + TOKEN.encode() + b"\r\n"))
     assert answer.startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_an_empty_line_is_no_request(served: tuple[Books, int]) -> None:
+def test_an_empty_line_is_no_request(served: tuple[ControlledRun, int]) -> None:
     assert said(served[1], b"\r\n\r\n") == b""
 
 
-def test_a_body_that_ends_early_is_no_request(served: tuple[Books, int]) -> None:
+def test_a_body_that_ends_early_is_no_request(served: tuple[ControlledRun, int]) -> None:
     head = f"POST /jobs/job/control HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
     before = served[0].commands()
     assert said(served[1], head.encode() + b'Content-Length: 99\r\n\r\n{"command": "abort"}') == b""
     assert served[0].commands() == before
 
 
-def test_a_client_of_the_standard_library_that_expects_100_gets_it(served: tuple[Books, int]) -> None:
+def test_a_client_of_the_standard_library_that_expects_100_gets_it(served: tuple[ControlledRun, int]) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served[1], timeout=10)
     connection.putrequest("POST", "/jobs/job/control")
     body = command("status")
@@ -384,13 +384,13 @@ def test_whatever_comes_without_the_token_changes_nothing_and_breaks_nothing(
 ) -> None:
     draw = random.Random(20_26)
     statuses: dict[bytes, int] = {}
-    with serving() as (books, port):
+    with serving() as (controlled, port):
         for _ in range(1500):
             answer = said(port, garbage(draw))
             status = answer[9:12]
             statuses[status] = statuses.get(status, 0) + 1
-        assert books.commands() == []
-        assert books.status == "running"
+        assert controlled.commands() == []
+        assert controlled.status == "running"
         assert asked(port)[0] == 200
     assert {b"400", b"401", b"403"} <= set(statuses)
     assert not {b"200", b"202", b"500"} & set(statuses)
@@ -418,8 +418,8 @@ def test_clients_that_are_slow_on_purpose_keep_nobody_out() -> None:
 
 
 def test_requests_that_wait_keep_nobody_out_and_are_answered_when_the_run_ends() -> None:
-    with serving() as (books, port):
-        books.submit("save_checkpoint", "r")
+    with serving() as (controlled, port):
+        controlled.submit("save_checkpoint", "r")
         answers: list[dict[str, Any]] = []
 
         def wait() -> None:
@@ -430,7 +430,7 @@ def test_requests_that_wait_keep_nobody_out_and_are_answered_when_the_run_ends()
             thread.start()
         until(lambda: len(answers) == 12)  # those beyond eight do not wait
         assert asked(port)[0] == 200
-        books.ended()
+        controlled.ended()
         for thread in threads:
             thread.join(10)
         assert sorted(answer["state"] for answer in answers) == ["failed"] * 8 + ["waiting"] * 12
@@ -488,7 +488,7 @@ def test_fifty_slow_clients_do_not_slow_training() -> None:
 
 def test_a_local_socket_asks_for_no_token_and_goes_with_its_server() -> None:
     sock = bind_local()
-    local = ControlServer([Books("job")], sock)
+    local = ControlServer([ControlledRun("job")], sock)
     local.start()
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(10)

@@ -20,7 +20,7 @@ from skyward.errors import UsageError
 from skyward.training import sakura
 from skyward.training.frameworks.foreign import plain
 from skyward.training.frameworks.json_state import from_json, to_json
-from skyward.training.frameworks.run import Run, as_eval_metrics
+from skyward.training.frameworks.run import CallbackRun, as_eval_metrics
 from skyward.training.parts import unwrapped
 
 
@@ -105,7 +105,7 @@ def test_models_are_given_without_their_wrappers() -> None:
 def test_a_cadence_that_is_none_is_refused() -> None:
     given: dict[str, Any] = {"output_dir": None, "logging_dir": None, "saves_at_stop": True, "ranks": None}
     with pytest.raises(UsageError, match="logging_steps=0; it is the steps from one log to the next, >= 1, or None"):
-        Run([], logging_steps=0, **given)
+        CallbackRun([], logging_steps=0, **given)
 
 
 def test_importing_training_imports_no_framework() -> None:

@@ -10,17 +10,17 @@ from torch import nn
 
 from skyward.training import Alone, CallbackHandler, SharingPattern, StateComponent, TrainingArguments
 from skyward.training.checkpoint import checkpoints_in
-from skyward.training.trainer.run import Run
+from skyward.training.trainer.run import TrainerRun
 from skyward.training.trainer.saver import CheckpointParts, Saver
 from tests.training.trainer.regression import callback
 
 
-def run_of(args: TrainingArguments, *callbacks: object) -> Run:
+def run_of(args: TrainingArguments, *callbacks: object) -> TrainerRun:
     handler = CallbackHandler(list(callbacks), ranks=Alone())
-    return Run(args, ranks=Alone(), device=torch.device("cpu"), callbacks=handler, context=dict)
+    return TrainerRun(args, ranks=Alone(), device=torch.device("cpu"), callbacks=handler, context=dict)
 
 
-def step(run: Run, loss: float = 1.0) -> None:
+def step(run: TrainerRun, loss: float = 1.0) -> None:
     run.begin_step()
     run.record.add(torch.tensor(loss), tokens=3, flos=1.0)
     run.end_step(rounds=1, norm=torch.tensor(0.5), rate=0.1, loss=torch.tensor(loss))

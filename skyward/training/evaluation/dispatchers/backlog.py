@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 
-__all__ = ["Average", "Backlog"]
+__all__ = ["MovingAverage", "Backlog"]
 
 
-class Average:
+class MovingAverage:
     """An exponential moving average without the bias of its start: after one observation it is that observation.
 
     Args:
@@ -48,7 +48,7 @@ class Backlog:
     ) -> None:
         self.slots = slots
         self.initial_s, self._clock = initial_s, clock
-        self._seconds = Average(beta)
+        self._seconds = MovingAverage(beta)
         self._running: dict[Hashable, float] = {}
         self._queued: dict[Hashable, None] = {}
         self._lock = threading.Lock()

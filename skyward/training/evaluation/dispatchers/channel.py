@@ -8,12 +8,12 @@ import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
-__all__ = ["Kind", "readable", "receive", "send"]
+__all__ = ["MessageKind", "readable", "receive", "send"]
 
 _HEAD = struct.Struct("<BQ")
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     JOB = 1
     """To the worker: a payload of (state, packed job, contents)."""
     BEGUN = 2
@@ -26,20 +26,20 @@ class Kind(IntEnum):
     """Pickled digests: send the job again, with them."""
 
 
-def send(sock: socket.socket, kind: Kind, body: bytes = b"") -> None:
+def send(sock: socket.socket, kind: MessageKind, body: bytes = b"") -> None:
     """Raises OSError: nobody reads there any more."""
     sock.sendall(_HEAD.pack(kind, len(body)))
     sock.sendall(body)
 
 
-def receive(sock: socket.socket) -> tuple[Kind, bytes] | None:
+def receive(sock: socket.socket) -> tuple[MessageKind, bytes] | None:
     """The next frame; waits for it. None: the other side has gone."""
     head = _exactly(sock, _HEAD.size)
     if head is None:
         return None
     kind, length = _HEAD.unpack(head)
     body = _exactly(sock, length)
-    return None if body is None else (Kind(kind), bytes(body))
+    return None if body is None else (MessageKind(kind), bytes(body))
 
 
 def readable(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:

@@ -15,7 +15,7 @@ from typing import Any
 from ....errors import SlotLost
 from ....wire.payloads import encode
 from .arena import Arena
-from .channel import Kind, readable, receive, send
+from .channel import MessageKind, readable, receive, send
 from .packed import PackedJob
 
 __all__ = ["WorkerProcess"]
@@ -84,11 +84,11 @@ class WorkerProcess:
         self._had_large_contents = sum(map(len, contents.values())) > _LARGE_BYTES
         body = encode((state, packed, dict(contents)), self._arena.put).body
         try:
-            send(self._sock, Kind.JOB, body)
+            send(self._sock, MessageKind.JOB, body)
         except OSError as error:
             raise self._lost() from error
 
-    def receive(self) -> tuple[Kind, bytes]:
+    def receive(self) -> tuple[MessageKind, bytes]:
         """Its next answer; waits for it. Raises: SlotLost: it has died, or was killed."""
         sock = self._sock.fileno()
         ends = [sock] if self._pidfd < 0 else [sock, self._pidfd]

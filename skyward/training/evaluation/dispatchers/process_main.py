@@ -21,7 +21,7 @@ from ....wire.failures import encode_failure
 from ....wire.payloads import decode, parse
 from ..worker import Scored, Worker
 from .arena import ArenaView
-from .channel import Kind, readable, receive, send
+from .channel import MessageKind, readable, receive, send
 from .packed import ContentsMissing, PackedJob, unpack
 
 __all__ = ["main"]
@@ -60,20 +60,20 @@ def _read(sock: socket.socket, jobs: queue.SimpleQueue[bytes]) -> None:
     os.killpg(0, signal.SIGKILL)  # it leads a process group of its own
 
 
-def _answer(worker: Worker, arena: ArenaView, sock: socket.socket, body: bytes) -> tuple[Kind, bytes]:
+def _answer(worker: Worker, arena: ArenaView, sock: socket.socket, body: bytes) -> tuple[MessageKind, bytes]:
     try:
         parsed = parse(body)
         state, packed, contents = decode(parsed, arena.pieces(parsed))
-        return Kind.DONE, _scored(worker, sock, state, packed, contents)
+        return MessageKind.DONE, _scored(worker, sock, state, packed, contents)
     except ContentsMissing as missing:
-        return Kind.MISSING, pickle.dumps(missing.digests)
+        return MessageKind.MISSING, pickle.dumps(missing.digests)
     except BaseException as error:  # whatever the user's function raises is the answer
-        return Kind.FAILED, encode_failure(error)
+        return MessageKind.FAILED, encode_failure(error)
 
 
 def _scored(worker: Worker, sock: socket.socket, state: object, packed: PackedJob, contents: dict[str, bytes]) -> bytes:
     parts = unpack(worker, packed, contents)
-    send(sock, Kind.BEGUN)
+    send(sock, MessageKind.BEGUN)
     scored: Scored = worker.run(**parts, cache_key=packed.cache_key, state=state)
     try:
         data: bytes = cloudpickle.dumps(scored, protocol=5)

@@ -19,13 +19,13 @@ from .futures import new_future, settle, settle_error
 from .packed import PARTS, pack
 from .remote_worker import Reply, evaluate
 
-__all__ = ["PoolDispatcher", "Target"]
+__all__ = ["PoolDispatcher", "RemoteTarget"]
 
 _TRIES = 4
 """How often a job is sent to workers that say they lack contents. From the second time on it carries all of them."""
 
 
-class Target(Protocol):
+class RemoteTarget(Protocol):
     """A pool, or some of its nodes. `total_slots`, where it has one, is how many calls run there at once."""
 
     def submit(self, pending: PendingCompute[Any]) -> Future[Any]: ...
@@ -49,7 +49,7 @@ class PoolDispatcher:
 
     shares_memory = False
 
-    def __init__(self, target: Target, *, name: str | None = None, start_s: float = 60.0) -> None:
+    def __init__(self, target: RemoteTarget, *, name: str | None = None, start_s: float = 60.0) -> None:
         if not is_positive(start_s, or_zero=True):
             raise UsageError(f"start_s: {start_s!r}; it is a number of seconds >= 0")
         self.target = target
@@ -63,7 +63,7 @@ class PoolDispatcher:
         """Digests of contents that some worker has. One that has not says so, and gets them."""
         self._holders: set[str] = set()
         """Slots' processes that have answered, of those that are there as far as is known."""
-        self._open: dict[Future[Any], _Call] = {}
+        self._open: dict[Future[Any], _RemoteCall] = {}
         self._lane = Lane("skyward-evaluation")
         """Unpickles what comes back: not the threads that bring it, which must not wait for an import."""
         self._is_closed = False
@@ -84,7 +84,7 @@ class PoolDispatcher:
         Raises: UsageError: it is closed. The future raises what the evaluation raised, TaskTimeout, NodeError,
         PoolClosed, ArgumentNotPicklable.
         """
-        call = _Call(job, new_future(self._cancelled))
+        call = _RemoteCall(job, new_future(self._cancelled))
         with self._changed:
             if self._is_closed:
                 raise UsageError(f"{self!r} is closed; submit before close()")
@@ -112,7 +112,7 @@ class PoolDispatcher:
 
     # Sending ---------------------------------------------------------------------------------------------------------
 
-    def _send(self, call: _Call) -> None:
+    def _send(self, call: _RemoteCall) -> None:
         with self._changed:
             known = set(self._known) if call.attempts == 0 else set()
             is_warm = len(self._holders) >= self.slots
@@ -134,13 +134,13 @@ class PoolDispatcher:
             inner.cancel()
         inner.add_done_callback(lambda ended: self._arrived(call, ended))
 
-    def _arrived(self, call: _Call, inner: Future[Any]) -> None:
+    def _arrived(self, call: _RemoteCall, inner: Future[Any]) -> None:
         now = time.time()
         self._lane.put(lambda: self._receive(call, inner, now))
 
     # Receiving -------------------------------------------------------------------------------------------------------
 
-    def _receive(self, call: _Call, inner: Future[Any], now: float) -> None:
+    def _receive(self, call: _RemoteCall, inner: Future[Any], now: float) -> None:
         try:
             reply: Reply = inner.result()
         except CancelledError:
@@ -159,7 +159,7 @@ class PoolDispatcher:
             self._known.update(getattr(call.job, part).digest for part in PARTS)
         self._end(call, outcome=self._outcome(call, reply, now))
 
-    def _outcome(self, call: _Call, reply: Reply, now: float) -> Outcome:
+    def _outcome(self, call: _RemoteCall, reply: Reply, now: float) -> Outcome:
         """By this process's clock: durations come from the worker, the end is when it was known here."""
         scored = reply.scored
         assert scored is not None
@@ -173,7 +173,7 @@ class PoolDispatcher:
             transfer_s=max(0.0, started_at - call.sent_at) if call.is_first_in_line else 0.0,
         )
 
-    def _send_again(self, call: _Call, reply: Reply) -> None:
+    def _send_again(self, call: _RemoteCall, reply: Reply) -> None:
         with self._changed:
             self._known.difference_update(reply.missing)
             is_open = call.future in self._open
@@ -190,7 +190,7 @@ class PoolDispatcher:
             with self._changed:
                 self._holders.clear()
 
-    def _end(self, call: _Call, *, outcome: Outcome | None = None, error: BaseException | None = None) -> None:
+    def _end(self, call: _RemoteCall, *, outcome: Outcome | None = None, error: BaseException | None = None) -> None:
         with self._changed:
             if self._open.pop(call.future, None) is None:
                 return
@@ -215,7 +215,7 @@ class PoolDispatcher:
 
 
 @dataclass(eq=False)
-class _Call:
+class _RemoteCall:
     job: Job
     future: Future[Outcome]
     inner: Future[Any] | None = None

@@ -11,7 +11,7 @@ from ....errors import InternalError, SlotLost
 from ....wire.failures import decode_failure
 from ..dispatcher import Job, Outcome
 from ..worker import Scored
-from .channel import Kind
+from .channel import MessageKind
 from .packed import pack
 from .process import WorkerProcess
 from .seats import Seat, SeatedDispatcher
@@ -89,13 +89,13 @@ class _Beside(Seat):
             packed, contents = pack(job, known, is_same_machine=True)
             process.send_job(job.state, packed, contents)
             kind, body = process.receive()
-            if kind == Kind.BEGUN:
+            if kind == MessageKind.BEGUN:
                 process.known.update(contents)
                 began()
                 kind, body = process.receive()
-            if kind == Kind.DONE:
+            if kind == MessageKind.DONE:
                 return self._read(pickle.loads(body), sent_at)
-            if kind == Kind.FAILED:
+            if kind == MessageKind.FAILED:
                 raise decode_failure(pickle.loads(body), where=self._name, node=None, task="evaluation")
             process.known.difference_update(pickle.loads(body))
         raise InternalError(f"{self._name}: the process lacks contents that it was sent")

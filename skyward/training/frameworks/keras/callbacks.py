@@ -40,7 +40,7 @@ from ...bus import CallbackHandler
 from ...parts import unwrapped
 from ..foreign import load_framework, warn_of_silence
 from ..json_state import from_json, to_json
-from ..run import Run, as_eval_metrics
+from ..run import CallbackRun, as_eval_metrics
 
 __all__ = ["KerasCallbacks", "steps_taken"]
 
@@ -100,7 +100,7 @@ class KerasCallbacks(Callback):  # type: ignore[misc]  # its base is Any to mypy
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
-        self._run = Run(
+        self._run = CallbackRun(
             callbacks,
             output_dir=output_dir,
             logging_dir=logging_dir,

@@ -28,7 +28,7 @@ from ....errors import UsageError
 from ...agree import Ranks
 from ...evaluation.best import BestModel, BestValue, is_greater_better
 from ...evaluation.evaluator import MAX_PENDING
-from ...evaluation.model_copy import Taker
+from ...evaluation.model_copy import ModelCopier
 from ...evaluation.prepared import Prepared
 from ..evaluations import Drain, Evaluations, RunOptions, check_callable, line_of, named, with_options
 from ..foreign import load_framework, on_the_stack
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from keras import callbacks as kinds
 
     from ...evaluation import AsyncEvaluator, EvaluationRecord
-    from ...evaluation.model_copy import Taken
+    from ...evaluation.model_copy import ModelCopy
 else:
     kinds = load_framework("keras", extra="keras").callbacks
 
@@ -113,7 +113,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
             raise UsageError(f"model_path={os.fspath(model_path)!r}: it must end in {', '.join(_FILES)}")
         check_callable(model_factory=model_factory, val_fn=val_fn)
         self._factory, self._parts = model_factory, (KerasScore(val_fn), val_payload)
-        self._taker = Taker(options.get("snapshots"), keep=options.get("max_pending", MAX_PENDING))
+        self._taker = ModelCopier(options.get("snapshots"), keep=options.get("max_pending", MAX_PENDING))
         self._takes_at_once = not options.get("async_copy", True)
         self._evaluations = Evaluations(
             type(self).__name__,
@@ -128,7 +128,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         self._best = BestValue(monitor, is_greater=is_greater_better(monitor) if mode == "auto" else mode == "max")
         self._callbacks: list[Any] = []
         self._monitors = KerasMonitors([], None)
-        self._kept: dict[int, Taken] = {}  # by epoch: what is to be known again when the score comes
+        self._kept: dict[int, ModelCopy] = {}  # by epoch: what is to be known again when the score comes
         self._logs: dict[int, dict[str, Any]] = {}  # of epochs whose evaluation is open
         self._values: dict[int, dict[str, Any]] = {}  # what evaluations of this fit gave, by epoch
         self._is_evaluated_twice = False
@@ -232,7 +232,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
             self._keep(epoch, model)
         self._evaluations.submit_state(state, step=step, epoch=epoch)
 
-    def _keep(self, epoch: int, model: Any) -> Taken:
+    def _keep(self, epoch: int, model: Any) -> ModelCopy:
         """A snapshot that is here, too, when the score comes."""
         self._kept[epoch] = self._taker.take(values_of(model), waits=self._takes_at_once)
         return self._kept[epoch]

@@ -34,7 +34,7 @@ from ...agree import Ranks
 from ...bus import CallbackHandler
 from ...parts import unwrapped
 from ..foreign import plain, put
-from ..run import Run, as_eval_metrics
+from ..run import CallbackRun, as_eval_metrics
 from .package import lightning
 
 __all__ = ["LightningCallbacks"]
@@ -76,7 +76,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
         count_tokens: Callable[[Any], int] | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self._run = Run(
+        self._run = CallbackRun(
             callbacks,
             output_dir=output_dir,
             logging_dir=logging_dir,
@@ -247,7 +247,7 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
 class _Fit:
     """Lightning's side of a run: a `Framework`."""
 
-    def __init__(self, run: Run, trainer: Any, module: Any) -> None:
+    def __init__(self, run: CallbackRun, trainer: Any, module: Any) -> None:
         self._run, self._trainer, self._module = run, trainer, module
         self.grad_norm: Any = None
         self.eval_names: set[str] = set()

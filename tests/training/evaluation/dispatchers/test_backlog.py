@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skyward.training.evaluation.dispatchers.backlog import Average, Backlog
+from skyward.training.evaluation.dispatchers.backlog import Backlog, MovingAverage
 
 BUSY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """The machine may be."""
@@ -18,7 +18,7 @@ class _Clock:
 
 
 def test_an_average_of_equal_values_is_that_value_from_the_first_on() -> None:
-    average = Average(0.9)
+    average = MovingAverage(0.9)
     assert average.value is None
     for _ in range(5):
         average.add(3.0)
@@ -28,7 +28,7 @@ def test_an_average_of_equal_values_is_that_value_from_the_first_on() -> None:
 @BUSY
 @given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=50), st.sampled_from([0.0, 0.5, 0.9, 0.999]))
 def test_an_average_lies_among_what_was_observed(values: list[float], beta: float) -> None:
-    average = Average(beta)
+    average = MovingAverage(beta)
     for value in values:
         average.add(value)
     assert average.value is not None

@@ -1,7 +1,7 @@
-"""Tasks on their way: taken into the books, sent where the scheduler decides, and written off when they have ended.
+"""Tasks on their way: taken into the ledger, sent where the scheduler decides, and written off when they have ended.
 
-Everything here is called while the books are open. Other parts add themselves to the tables of `Sending`: those that
-carry out an action of the scheduler, and those that must know when a call ends.
+Everything here is called with the ledger locked. Other parts add themselves to the tables of `TaskDispatcher`: those
+that carry out an action of the scheduler, and those that must know when a call ends.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Callable
 from typing import Any
 
 from ..schedule.actions import Action, FailTask, Recall, Send
-from ..wire.frames import Frame, Kind
+from ..wire.frames import Frame, FrameKind
 from .direct_lines import DirectLines
 from .gang import RankTask
 from .hangs import read_stack, timed_out
-from .ledger import Books
+from .ledger import Ledger
 from .log_router import LogRouter
-from .task_events import TaskTeller
+from .task_events import TaskEvents
 from .tasks import PulledTask, Task, cannot_send, loss_error, output_notes
 
-__all__ = ["Sending"]
+__all__ = ["TaskDispatcher"]
 
 _STACK_LIMIT_S = 2.5
 """Seconds to wait for the stack of a call whose time is up. A node that answers at all needs 50 ms."""
 
 
-class Sending:
+class TaskDispatcher:
     """Carry out the decisions of a scheduler.
 
     Args:
@@ -34,27 +34,27 @@ class Sending:
     """
 
     def __init__(
-        self, books: Books, lines: DirectLines, teller: TaskTeller, logs: LogRouter, *, grace_s: float
+        self, ledger: Ledger, lines: DirectLines, task_events: TaskEvents, logs: LogRouter, *, grace_s: float
     ) -> None:
-        self._books = books
+        self._ledger = ledger
         self._lines = lines
-        self._teller = teller
+        self._task_events = task_events
         self._logs = logs
         self._grace_s = grace_s
         self.handlers: dict[type[Action], Callable[[Any], object]] = {
-            Recall: lambda action: books.tell(action.node, Kind.RECALL, action.task),
+            Recall: lambda action: ledger.tell(action.node, FrameKind.RECALL, action.task),
             FailTask: self._fail,
         }
         """Carry out an action, by its type; the parts that own gangs and nested calls add theirs."""
         self.on_ended: list[Callable[[int], object]] = []
-        """Called with the number of each task that leaves the books."""
+        """Called with the number of each task that leaves the ledger."""
         self.on_cancelled: list[Callable[[int], object]] = []
         """Called with the number of each task that is about to be stopped."""
 
     def submit(
         self, task: Task, nodes: tuple[int, ...] | None, *, parent: int | None = None, is_alone: bool = False
     ) -> None:
-        """Take a task into the books and send it once it has a place.
+        """Take a task into the ledger and send it once it has a place.
 
         Args:
             nodes: where it may go; None: any node that is kept for no role.
@@ -64,10 +64,10 @@ class Sending:
         Raises:
             PoolClosed
         """
-        books = self._books
-        books.require_open()
-        books.tasks[task.id] = task
-        actions = books.scheduler.submit(
+        ledger = self._ledger
+        ledger.require_open()
+        ledger.tasks[task.id] = task
+        actions = ledger.scheduler.submit(
             task.id,
             nodes=nodes,
             retries=task.options.retries,
@@ -82,30 +82,30 @@ class Sending:
         """Carry out what the scheduler decided. `alone`: the only open task, which may go on a direct line."""
         for action in actions:  # which grows: what could not be sent makes room for others
             if isinstance(action, Send):
-                task = self._books.tasks[action.task]
+                task = self._ledger.tasks[action.task]
                 actions += self.send(task, action.node, is_alone=task is alone)
             else:
                 self.handlers[type(action)](action)
 
     def send(self, task: Task, node: int, *, is_alone: bool = False) -> list[Action]:
         """Send a task to the agent of a node, or by its direct line. Returns what to do if it could not be sent."""
-        books = self._books
-        link = books.links[node]
+        ledger = self._ledger
+        link = ledger.links[node]
         if not (is_alone and self._lines.send(link, task)):
             if isinstance(task, PulledTask):  # another task came first; this one's caller sends it as blobs
                 self.forget(task, ok=None)
-                books.after.append(task.send_again)
-                return books.scheduler.finished(task.id)
-            books.dirty.add(link)
+                ledger.after.append(task.send_again)
+                return ledger.scheduler.finished(task.id)
+            ledger.dirty.add(link)
             try:
                 link.send_task(task)
             except OSError as error:
                 return self._not_sent(task, node, error)
         task.attempt += 1
         if task.timeout_s is not None:
-            books.at(task.timeout_s, self._time_out, task.id, task.attempt)
-        if self._teller.is_heard:
-            self._teller.sent(task, node)
+            ledger.at(task.timeout_s, self._time_out, task.id, task.attempt)
+        if self._task_events.is_heard:
+            self._task_events.sent(task, node)
         task.on_sent()
         return []
 
@@ -113,76 +113,76 @@ class Sending:
         """No descriptor or no memory is left for it: this call fails, and the others go on."""
         failure = cannot_send(repr(task.name), error)
         self.forget(task)
-        self._books.after.append(lambda: task.on_failed(failure))
+        self._ledger.after.append(lambda: task.on_failed(failure))
         if isinstance(task, RankTask):
-            self._books.tell(node, Kind.CANCEL, task.id)  # its process waits for it
+            self._ledger.tell(node, FrameKind.CANCEL, task.id)  # its process waits for it
             return []
-        return self._books.scheduler.finished(task.id)
+        return self._ledger.scheduler.finished(task.id)
 
     def cancel(self, task_id: int) -> None:
         """Stop a task wherever it is; nobody gets its outcome. Idempotent."""
-        books = self._books
-        task = books.tasks.get(task_id)
+        ledger = self._ledger
+        task = ledger.tasks.get(task_id)
         if task is None or task.is_cancelled:
             return
         task.is_cancelled = True
         for is_told in self.on_cancelled:
             is_told(task_id)
-        books.idle.notify_all()
-        node = books.scheduler.cancel(task_id)
+        ledger.idle.notify_all()
+        node = ledger.scheduler.cancel(task_id)
         if node is None:
             self.forget(task)
             return
-        if node in books.links:
-            books.links[node].hold()
-        books.tell(node, Kind.CANCEL, task_id, lane=int(self._grace_s * 10))
+        if node in ledger.links:
+            ledger.links[node].hold()
+        ledger.tell(node, FrameKind.CANCEL, task_id, lane=int(self._grace_s * 10))
 
     # Time limits ----------------------------------------------------------------------------------------------------
 
     def _time_out(self, task_id: int, attempt: int) -> None:
-        task = self._books.tasks.get(task_id)
+        task = self._ledger.tasks.get(task_id)
         if task is None or task.is_cancelled or task.attempt != attempt:
             return
-        node = self._books.scheduler.node_of(task_id)
-        link = None if node is None else self._books.links.get(node)
+        node = self._ledger.scheduler.node_of(task_id)
+        link = None if node is None else self._ledger.links.get(node)
         if link is None:
             self._stop_late(task_id, attempt)
             return
         link.hold()
-        self._books.tell(link.node, Kind.TAKE_STACK, task_id)
-        self._books.at(_STACK_LIMIT_S, self._stop_late, task_id, attempt)
+        self._ledger.tell(link.node, FrameKind.TAKE_STACK, task_id)
+        self._ledger.at(_STACK_LIMIT_S, self._stop_late, task_id, attempt)
 
     def on_stack(self, task: Task, frame: Frame) -> None:
         """Take the stack of a call whose time is up, and stop the call."""
         attempt = task.attempt
-        self._books.after.append(lambda: self._read_stack(task.id, attempt, frame))
+        self._ledger.after.append(lambda: self._read_stack(task.id, attempt, frame))
 
     def _read_stack(self, task_id: int, attempt: int, frame: Frame) -> None:
         said = json.loads(frame.body)
         text = read_stack(0, 0, said["stack"], said["state"]).traceback()  # reads the user's files: not under the lock
-        with self._books:
+        with self._ledger:
             self._stop_late(task_id, attempt, text)
 
     def _stop_late(self, task_id: int, attempt: int, stack: str = "") -> None:
-        task = self._books.tasks.get(task_id)
+        task = self._ledger.tasks.get(task_id)
         if task is None or task.is_cancelled or task.attempt != attempt:
             return
         self.cancel(task_id)
         notes = [f"Where its Python code stood:\n{stack}"] if stack else []
         error = timed_out(task.name, task.timeout_s or 0.0, [*notes, *output_notes(task.tail)])
-        self._books.after.append(lambda: task.on_failed(error))
+        self._ledger.after.append(lambda: task.on_failed(error))
 
     # Written off ----------------------------------------------------------------------------------------------------
 
     def _fail(self, action: FailTask) -> None:
-        task = self._books.tasks[action.task]
-        loss = self._books.losses.pop(task.id, None)
+        task = self._ledger.tasks[action.task]
+        loss = self._ledger.losses.pop(task.id, None)
         if loss is None:
-            loss = self._books.node_loss(action.node or 0, started=action.started)
+            loss = self._ledger.node_loss(action.node or 0, started=action.started)
         self.forget(task)
         error = loss_error(loss, task.name, task.tail)
         if not task.is_cancelled:
-            self._books.after.append(lambda: task.on_failed(error))
+            self._ledger.after.append(lambda: task.on_failed(error))
 
     def finish(self, task: Task, node: int, elapsed_ns: int | None = None) -> None:
         """Write off a task that ended on its node, after `elapsed_ns` if it gave its value."""
@@ -190,24 +190,24 @@ class Sending:
         self._logs.end(task)
         self.forget(task, ok=elapsed_ns is not None)
         if not isinstance(task, RankTask):
-            self.perform(self._books.scheduler.finished(task.id, elapsed_ns))
+            self.perform(self._ledger.scheduler.finished(task.id, elapsed_ns))
 
     def forget(self, task: Task, *, ok: bool | None = False) -> None:
-        """Remove a task from the books. `ok`: whether it gave its value; None: another takes its place."""
-        books = self._books
-        books.tasks.pop(task.id, None)
-        books.losses.pop(task.id, None)
+        """Remove a task from the ledger. `ok`: whether it gave its value; None: another takes its place."""
+        ledger = self._ledger
+        ledger.tasks.pop(task.id, None)
+        ledger.losses.pop(task.id, None)
         for is_told in self.on_ended:
             is_told(task.id)
         if ok is not None:
-            self._teller.ended(task, ok=ok)
-        if not books.tasks and not books.gangs:
-            books.idle.notify_all()
+            self._task_events.ended(task, ok=ok)
+        if not ledger.tasks and not ledger.gangs:
+            ledger.idle.notify_all()
 
     def release(self, task: Task, node: int | None) -> None:
         """Let a node drop what a task needed there."""
-        link = self._books.links.get(node) if node is not None else None
+        link = self._ledger.links.get(node) if node is not None else None
         if link is not None:
             link.release(task)
             if link.channel.has_output:
-                self._books.dirty.add(link)
+                self._ledger.dirty.add(link)
