@@ -253,7 +253,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _is_ignored(rules: list[Rules], path: str, *, is_folder: bool) -> bool:
-    verdicts = (each.verdict(path, is_folder=is_folder) for each in reversed(rules))
+    verdicts = (rule.verdict(path, is_folder=is_folder) for rule in reversed(rules))
     return next((verdict for verdict in verdicts if verdict is not None), False)
 
 

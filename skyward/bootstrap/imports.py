@@ -58,7 +58,7 @@ def _functions(modules: Mapping[str, object], local: _Local) -> Iterator[Compute
         if isinstance(value, ComputeFunction):
             yield value
         elif isinstance(value, ModuleType) and local.files_of(value.__name__):
-            yield from (each for each in list(vars(value).values()) if isinstance(each, ComputeFunction))
+            yield from (var for var in list(vars(value).values()) if isinstance(var, ComputeFunction))
 
 
 def _add(needed: dict[str, str], local: _Local, name: str, who: str) -> None:

@@ -143,8 +143,8 @@ def _diff(arguments: argparse.Namespace) -> int:
     from ..training.checkpoint.inspection import differences
 
     status = 0
-    for each in differences(arguments.first, arguments.second, allow_pickle=arguments.allow_pickle):
-        print(f"{each.component}{' ' if each.path else ''}{each.path}: {each.what}")
+    for difference in differences(arguments.first, arguments.second, allow_pickle=arguments.allow_pickle):
+        print(f"{difference.component}{' ' if difference.path else ''}{difference.path}: {difference.what}")
         status = 1
     return status
 

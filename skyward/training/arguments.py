@@ -280,7 +280,7 @@ class DDPTrainingArguments(TrainingArguments):
 def _as_json(value: Any) -> Any:
     """Paths and mappings in settings are the caller's own kinds."""
     if isinstance(value, Mapping):
-        return {str(name): _as_json(each) for name, each in value.items()}
+        return {str(name): _as_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_as_json(each) for each in value]
+        return [_as_json(item) for item in value]
     return value if isinstance(value, bool | int | float | str | None) else str(value)

@@ -183,9 +183,9 @@ class CallbackHandler:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """States whose callback is not here are left out, with a warning that names them."""
         by_key = {
-            callback_state_key(each): each
-            for each in self._callbacks
-            if isinstance(each, Stateful) or _is_exportable(each)
+            callback_state_key(callback): callback
+            for callback in self._callbacks
+            if isinstance(callback, Stateful) or _is_exportable(callback)
         }
         for key, state in state_dict.items():
             callback = by_key.get(key)
@@ -279,9 +279,9 @@ def callback_state_key(callback: object) -> str:
 
 
 def _copy(answer: object, control: TrainerControl) -> None:
-    for each in fields(control):
-        if hasattr(answer, each.name):
-            setattr(control, each.name, bool(getattr(answer, each.name)))
+    for field in fields(control):
+        if hasattr(answer, field.name):
+            setattr(control, field.name, bool(getattr(answer, field.name)))
 
 
 def _is_exportable(callback: object) -> bool:

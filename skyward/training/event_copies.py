@@ -52,9 +52,9 @@ def _copied(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
+        return {key: _copied(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied(each) for each in value)
+        return type(value)(_copied(item) for item in value)
     if callable(getattr(value, "detach", None)) and callable(getattr(value, "clone", None)):
         return value.detach().clone()  # a tensor within a graph cannot be deep-copied
     return copy.deepcopy(value)

@@ -92,8 +92,8 @@ def check_handlers(callback: object) -> None:
         if not has_handler(callback, event):
             continue
         parameters = _parameters_of(getattr(callback, event))
-        if parameters is not None and not any(each.kind is each.VAR_KEYWORD for each in parameters):
-            takes = ", ".join(each.name for each in parameters)
+        if parameters is not None and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            takes = ", ".join(parameter.name for parameter in parameters)
             raise UsageError(
                 f"callbacks: {type(callback).__name__}.{event}({takes}): every event gives more than that by keyword; "
                 "add **kwargs to take the rest"
@@ -132,7 +132,7 @@ def _is_of_a_framework(callback: object, name: str) -> bool:
 def _is_positional(handler: Handler) -> bool:
     parameters = _parameters_of(handler) or []
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    first = [each for each in parameters if each.kind in by_place][: len(FIRST)]
+    first = [parameter for parameter in parameters if parameter.kind in by_place][: len(FIRST)]
     names = [each.name for each in first]
     if len(first) < len(FIRST) or any(each.default is not each.empty for each in first):
         return False

@@ -125,8 +125,10 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 def types_of(arguments: type) -> dict[str, tuple[tuple[type, ...], str]]:
     """By the name of a field, the types that it may have, and how they are called. Flags are found by their types."""
     flags = {
-        each.name: ((int, type(None)), "True, False or None") if "None" in str(each.type) else ((int,), "True or False")
-        for each in fields(arguments)
-        if each.init and each.type in ("bool", "bool | None")
+        field.name: ((int, type(None)), "True, False or None")
+        if "None" in str(field.type)
+        else ((int,), "True or False")
+        for field in fields(arguments)
+        if field.init and field.type in ("bool", "bool | None")
     }
     return flags | _TYPES

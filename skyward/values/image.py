@@ -282,13 +282,13 @@ def _merged(name: str, mine: Any, theirs: Any) -> Any:
 
 def _plain(value: object) -> object:
     if isinstance(value, FrozenMap):
-        return {name: ["secret", each.name] if isinstance(each, Secret) else each for name, each in value.items()}
+        return {name: ["secret", item.name] if isinstance(item, Secret) else item for name, item in value.items()}
     return value
 
 
 def _masked(value: object) -> object:
     if isinstance(value, FrozenMap):
-        return {name: _masked_variable(name, each) for name, each in value.items()}
+        return {name: _masked_variable(name, item) for name, item in value.items()}
     if isinstance(value, tuple):
         return tuple(map(_masked_text, value))
     return _masked_text(value) if isinstance(value, str) else value

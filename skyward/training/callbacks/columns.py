@@ -66,7 +66,7 @@ def merged(what: str, defaults: Mapping[str, Spec], own: Mapping[str, Any] | Non
     Raises: UsageError for a field that there is not.
     """
     found = dict(defaults)
-    known = [each.name for each in fields(cast("Any", kind))]
+    known = [field.name for field in fields(cast("Any", kind))]
     for key, value in (own or {}).items():
         if value is None:
             found.pop(key, None)
@@ -84,7 +84,7 @@ def merged(what: str, defaults: Mapping[str, Spec], own: Mapping[str, Any] | Non
 
 def format_value(value: Any, fmt: Format = "") -> str:
     """The value as text; one that the format does not fit, as it is."""
-    if isinstance(value, list | tuple) and value and all(isinstance(each, int | float) for each in value):
+    if isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value):
         value = max(value)
     try:
         return _formatted(value, fmt)

@@ -95,7 +95,7 @@ def _facts_of_model(model: Any, part: ModelPart | None) -> dict[str, Any]:
     if part is not None:
         total, trainable = part.whole.parameters, part.whole.trained
     elif callable(getattr(model, "parameters", None)):
-        sizes = [(each.numel(), bool(each.requires_grad)) for each in model.parameters()]
+        sizes = [(parameter.numel(), bool(parameter.requires_grad)) for parameter in model.parameters()]
         total = sum(size for size, _ in sizes)
         trainable = sum(size for size, is_trained in sizes if is_trained)
     elif callable(getattr(model, "count_params", None)):  # Keras
@@ -120,9 +120,9 @@ def _epochs(args: Any, state: Any) -> Any:
 
 def _elements(weights: Iterable[Any]) -> int:
     total = 0
-    for each in weights:
+    for weight in weights:
         size = 1
-        for length in each.shape:
+        for length in weight.shape:
             size *= length
         total += size
     return total

@@ -53,7 +53,7 @@ class JsonArray:
 
     def __init__(self, path: Path, records: Iterable[Mapping[str, Any]] = ()) -> None:
         self.path = path
-        lines = [encode(each) for each in records]
+        lines = [encode(record) for record in records]
         self._is_empty = not lines
         _sweep(path)
         self._stem = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -61,7 +61,7 @@ class JsonArray:
         self._hidden: list[_File] = []
         self._in_place = False
         self._seen = self._new_file()
-        self._seen.write(b"[" + b",".join(b"\n" + each for each in lines))
+        self._seen.write(b"[" + b",".join(b"\n" + line for line in lines))
         self._publish(self._seen)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -221,14 +221,14 @@ def _has_writer(file: Path) -> bool:
 
 def is_being_written(path: Path) -> bool:
     """Whether another process has a JsonArray open there."""
-    return any(_has_writer(each) for each in _files_of(path))
+    return any(_has_writer(file) for file in _files_of(path))
 
 
 def _sweep(path: Path) -> None:
     """Removes what a writer that was killed has left beside its file."""
-    for each in _files_of(path):
-        if not _has_writer(each):
-            each.unlink(missing_ok=True)
+    for file in _files_of(path):
+        if not _has_writer(file):
+            file.unlink(missing_ok=True)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -278,9 +278,9 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
+        return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     if value is None or isinstance(value, str | int):
         return value
     return _plain(value)

@@ -237,9 +237,9 @@ def _shape(record: Mapping[str, Any]) -> frozenset[str]:
 def _until(global_step: int, records: list[Record]) -> list[Record]:
     """Those of a run that goes on from `global_step`. A summary at its very end is none: it did not end there."""
     return [
-        each
-        for each in records
-        if (step := each.get("global_step", 0)) < global_step or (step == global_step and not is_summary(each))
+        record
+        for record in records
+        if (step := record.get("global_step", 0)) < global_step or (step == global_step and not is_summary(record))
     ]
 
 

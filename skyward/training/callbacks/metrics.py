@@ -98,7 +98,7 @@ class DefaultMetrics(TrainerCallback):
 
 def is_training_log(logs: Mapping[str, Any]) -> bool:
     """Whether `logs` tells of steps: not of an evaluation alone, and not the summary that ends a training."""
-    return not is_summary(logs) and ("loss" in logs or not any(each.startswith("eval_") for each in logs))
+    return not is_summary(logs) and ("loss" in logs or not any(name.startswith("eval_") for name in logs))
 
 
 def is_summary(logs: Mapping[str, Any]) -> bool:

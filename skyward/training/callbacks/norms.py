@@ -54,7 +54,7 @@ def parameters_to_measure(model: nn.Module, trainer: Any, ranks: Ranks) -> dict[
     part = part_of(trainer)
     if part is not None:
         return parameters if part.is_counted else {}
-    return parameters if ranks.rank == 0 or any(is_dtensor(each) for each in parameters.values()) else {}
+    return parameters if ranks.rank == 0 or any(is_dtensor(parameter) for parameter in parameters.values()) else {}
 
 
 def joined(ranks: Ranks, measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,9 +106,9 @@ class PendingNorms:
 
     def __init__(self, groups: Sequence[_Alike], names: Sequence[str]) -> None:
         self._names = names
-        self._groups = [(each, each.norms()) for each in groups]
-        for each in groups:
-            each.locals.clear()  # what is measured may be freed
+        self._groups = [(group, group.norms()) for group in groups]
+        for group in groups:
+            group.locals.clear()  # what is measured may be freed
 
     @property
     def is_sharded(self) -> bool:
@@ -171,10 +171,12 @@ def _shard_of(tensor: Any) -> tuple[Tensor, Any, tuple[int, ...]]:
     if any(placement.is_partial() for placement in tensor.placements):
         from torch.distributed.tensor import Replicate
 
-        whole = [Replicate() if each.is_partial() else each for each in tensor.placements]
+        whole = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
         tensor = tensor.redistribute(placements=whole)
     mesh = tensor.device_mesh
-    dims = tuple(dim for dim, each in enumerate(tensor.placements) if not each.is_replicate() and mesh.size(dim) > 1)
+    dims = tuple(
+        dim for dim, placement in enumerate(tensor.placements) if not placement.is_replicate() and mesh.size(dim) > 1
+    )
     return tensor.to_local(), mesh, dims
 
 

@@ -131,7 +131,7 @@ class ParameterNormLogger(TrainerCallback):
         if not estimates:
             return {}
         device = next(iter(estimates.values())).device
-        values = torch.stack([each.to(device, torch.float32, non_blocking=True) for each in estimates.values()])
+        values = torch.stack([estimate.to(device, torch.float32, non_blocking=True) for estimate in estimates.values()])
         return dict(zip(estimates, values.tolist(), strict=True))
 
 

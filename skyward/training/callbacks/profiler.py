@@ -145,7 +145,7 @@ class ProfilerCallback(TrainerCallback):
     def _summary(self, profile: Any, recorded: int) -> str:
         averages = profile.key_averages()
         orders = ["self_cpu_time_total"]
-        if any(getattr(each, "self_device_time_total", 0) for each in averages):
+        if any(getattr(average, "self_device_time_total", 0) for average in averages):
             orders.append("self_device_time_total")
         tables = (f"{order}, {recorded} steps\n{averages.table(sort_by=order, row_limit=ROWS)}" for order in orders)
         return "\n\n".join(tables) + "\n"

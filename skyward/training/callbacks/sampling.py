@@ -183,8 +183,8 @@ def undisturbed(model: nn.Module, *, seed: int) -> Iterator[None]:
 def _random_numbers_apart(model: nn.Module, seed: int) -> Iterator[None]:
     import torch
 
-    devices = {each.device for each in model.parameters()} | {device_of(model)}
-    kinds = {each.type for each in devices} - {"cpu", "meta"}
+    devices = {parameter.device for parameter in model.parameters()} | {device_of(model)}
+    kinds = {device.type for device in devices} - {"cpu", "meta"}
     numpy = sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
     of_python = random.getstate()

@@ -75,7 +75,7 @@ class PowerIteration:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._directions = {name: _from_text(each["values"], each["dtype"]) for name, each in state.items()}
+        self._directions = {name: _from_text(item["values"], item["dtype"]) for name, item in state.items()}
 
 
 def _as_text(vector: Tensor) -> str:

@@ -209,7 +209,7 @@ def _replace(path: Path, records: list[bytes]) -> None:
 
 def _wait_for_a_later_name(folder: Path) -> None:
     """Readers take files by their names, which begin with the second they were made in: less than a second's wait."""
-    newest = max((_second_of(each) for each in _files_in(folder)), default=0)
+    newest = max((_second_of(file) for file in _files_in(folder)), default=0)
     ahead = newest + 1 - time.time()
     if ahead > _MOST_WAIT_S:
         _log.warning(

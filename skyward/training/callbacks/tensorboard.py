@@ -130,8 +130,8 @@ class TBLogger(TrainerCallback):
             if value is not None and scalar.transform is not None:
                 value = scalar.transform(value, metrics)
             if isinstance(value, list | tuple):
-                for at, each in enumerate(value):
-                    self._add_scalar(f"{tag}{at}", each, state)
+                for at, item in enumerate(value):
+                    self._add_scalar(f"{tag}{at}", item, state)
             elif value is not None:
                 self._add_scalar(tag, value, state)
         self.summary_writer.flush()

@@ -110,7 +110,7 @@ class TextgenCallback(TrainerCallback):
         if not callable(getattr(model, "parameters", None)):
             raise UsageError(f"TextgenCallback: the run's model is of type {type(model).__name__}: no module of torch")
         pipeline = getattr(trainer, "pipeline_generate", None)
-        if pipeline is None and not any(is_dtensor(each) for each in model.parameters()):
+        if pipeline is None and not any(is_dtensor(parameter) for parameter in model.parameters()):
             if world.rank != 0:
                 return
             world = Alone()
@@ -225,7 +225,7 @@ def _options(config: Any) -> dict[str, Any]:
     """As keywords; of Hugging Face's GenerationConfig, those about the choice of tokens."""
     if isinstance(config, Mapping):
         return dict(config)
-    found = {each.name: getattr(config, each.name, None) for each in fields(Sampling)}
+    found = {field.name: getattr(config, field.name, None) for field in fields(Sampling)}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -104,7 +104,7 @@ class LocalStaging:
         staged = Path(self.folder.path)
         (staged / MANIFEST).unlink()
         staged.rename(inside.folder.path)
-        files = tuple(replace(each, path=f"{inside.prefix}{each.path}") for each in manifest.files)
+        files = tuple(replace(file, path=f"{inside.prefix}{file.path}") for file in manifest.files)
         return inside.commit(replace(manifest, files=files))
 
 

@@ -152,7 +152,7 @@ class CheckpointCoordinator:
         """
         self.wait()
         self._check_keys(only or (), skip, resharders or {})
-        keys = {each.key for each in self.state_components} if only is None else set(only)
+        keys = {state_component.key for state_component in self.state_components} if only is None else set(only)
         return self.files.load(
             self._path_to_load(checkpoint_path),
             self.state_components,
@@ -214,7 +214,11 @@ class CheckpointCoordinator:
             return text
         if self._step is not None:
             return str(self._step())
-        steps = [each.step for each in checkpoints_in(cast("str", self.output_dir)) if each.step is not None]
+        steps = [
+            checkpoint.step
+            for checkpoint in checkpoints_in(cast("str", self.output_dir))
+            if checkpoint.step is not None
+        ]
         return str(max(steps, default=-1) + 1)
 
     def _path_to_load(self, path: str | os.PathLike[str] | None) -> str:
@@ -228,7 +232,7 @@ class CheckpointCoordinator:
         return latest
 
     def _check(self, process_groups: Mapping[str, Any]) -> None:
-        keys = [each.key for each in self.state_components]
+        keys = [state_component.key for state_component in self.state_components]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
             raise UsageError(f"state_components: more than one has the key {twice[0]!r}; keys are unique")
@@ -241,7 +245,7 @@ class CheckpointCoordinator:
                 )
 
     def _check_keys(self, *given: Collection[str]) -> None:
-        known = [each.key for each in self.state_components]
+        known = [state_component.key for state_component in self.state_components]
         for key in (key for keys in given for key in keys):
             if key not in known:
                 raise UsageError(f"{key!r} is no component of this run: {known}")

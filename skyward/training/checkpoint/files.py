@@ -209,7 +209,10 @@ class FileCheckpoints:
         return latest_of_ranks(self._ranks, self.folder, on_each_node=self._on_each_node)
 
     def path_of(self, step: int) -> str | None:
-        return next((each.path for each in checkpoints_in(self.folder) if each.checkpoint_id == str(step)), None)
+        return next(
+            (checkpoint.path for checkpoint in checkpoints_in(self.folder) if checkpoint.checkpoint_id == str(step)),
+            None,
+        )
 
     def prune(self, *, keep: int, protect: Collection[str]) -> None:
         if self.is_leader:

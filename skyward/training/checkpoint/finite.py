@@ -21,8 +21,8 @@ def is_finite(model: Any, loss: Any = None) -> torch.Tensor | bool:
     """
     give = getattr(model, "parameters", None)
     weights = [local_of(each.detach()) for each in (give() if callable(give) else ()) if each.requires_grad]
-    full = [each for each in weights if each.dtype in (torch.float32, torch.float64)]
-    half = [each for each in weights if each.dtype in (torch.float16, torch.bfloat16)]
+    full = [weight for weight in weights if weight.dtype in (torch.float32, torch.float64)]
+    half = [weight for weight in weights if weight.dtype in (torch.float16, torch.bfloat16)]
     # A norm is not finite where an element is not. Of all ways to ask, this takes the least time on a CPU by far.
     norms = [
         *(torch._foreach_norm(full) if full else ()),
@@ -33,7 +33,7 @@ def is_finite(model: Any, loss: Any = None) -> torch.Tensor | bool:
     if not norms:
         return True
     device = norms[0].device
-    return torch.stack([torch.isfinite(each).all().to(device) for each in norms]).all()
+    return torch.stack([torch.isfinite(norm).all().to(device) for norm in norms]).all()
 
 
 def losses_are_finite(metrics: Mapping[str, Any]) -> bool | None:

@@ -46,7 +46,7 @@ def problems(path: str | os.PathLike[str], *, digests: bool = True) -> list[str]
     for key, component in manifest.components.items():
         if not manifest.files_of(key):
             found.append(f"{key}: the manifest names it ({component.sharing_pattern}), and no file of it")
-    named = {each.path for each in manifest.files} | {MANIFEST}
+    named = {file.path for file in manifest.files} | {MANIFEST}
     if manifest.format_version >= 2:
         found += [f"{folder.path}/{name}: no manifest names it" for name in folder.walk() if name not in named]
     return found
@@ -74,13 +74,13 @@ def states_in(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> di
     folder = folder_at(path)
     manifest = manifest_at(folder)
     found: dict[str, Any] = {}
-    for key in dict.fromkeys(each.component for each in manifest.files):
+    for key in dict.fromkeys(file.component for file in manifest.files):
         files = manifest.files_of(key)
         if files[0].format == "dcp":
             written = folder.child(files[0].path.rpartition("/")[0])
             found[key] = lambda written=written: read_whole(written, allow_pickle=allow_pickle)
             continue
-        states = [each for each in files if each.format != "shard"]
+        states = [file for file in files if file.format != "shard"]
         for entry in states:
             name = key if len(states) == 1 else f"{key}[{entry.index}]"
             found[name] = lambda entry=entry, files=files: read_state(
@@ -94,8 +94,8 @@ def describe(manifest: Manifest) -> list[tuple[str, str, str, str, int]]:
     rows = []
     for key, component in manifest.components.items():
         files = manifest.files_of(key)
-        formats = ", ".join(sorted({each.format for each in files}))
-        size = sum(each.bytes for each in files) or component.size_bytes
+        formats = ", ".join(sorted({file.format for file in files}))
+        size = sum(file.bytes for file in files) or component.size_bytes
         rows.append((key, component.sharing_pattern, _ranks(component.ranks), formats, size))
     return rows
 

@@ -39,7 +39,7 @@ def latest_of_ranks(ranks: Ranks, output_dir: str, *, on_each_node: bool) -> str
     )
     if not on_each_node:
         found = [found[0]] * len(found)
-    names = set[str].intersection(*({each.checkpoint_id for each in theirs} for theirs in found))
+    names = set[str].intersection(*({their.checkpoint_id for their in theirs} for theirs in found))
     newest = _newest([each for each in found[0] if each.checkpoint_id in names], says=ranks.rank == 0)
     if newest is None:
         return None

@@ -134,10 +134,10 @@ def manifest_at(folder: Folder) -> Manifest:
             f"{folder.path}: no checkpoint is there (neither {MANIFEST} nor <key>_state.pt)", path=folder.path
         )
     components = dict(manifest.components)
-    for each in files:
-        if each.component not in components:
-            components[each.component] = _legacy_component(each, files)
-    ranks = [each.rank for each in files if _pattern(each.path) == "per_rank"]
+    for file in files:
+        if file.component not in components:
+            components[file.component] = _legacy_component(file, files)
+    ranks = [file.rank for file in files if _pattern(file.path) == "per_rank"]
     world_size = manifest.world_size or (max(ranks) + 1 if ranks else 0)
     return Manifest(
         checkpoint_path=folder.path,
@@ -211,7 +211,7 @@ def _legacy_files(folder: Folder, names: list[str]) -> list[FileEntry]:
     for key in groups:  # in the order of their ranks, as numbers
         of_groups = sorted((each for each in found if each.component == key), key=lambda each: each.rank)
         found = [each for each in found if each.component != key] + [
-            _entry(folder, each.path, key, index=at, rank=each.rank) for at, each in enumerate(of_groups)
+            _entry(folder, of_group.path, key, index=at, rank=of_group.rank) for at, of_group in enumerate(of_groups)
         ]
     if not any(each.component == "model" for each in found):
         weights = next((each for each in _WEIGHTS if each[0] in names), None)

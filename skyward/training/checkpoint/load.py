@@ -125,11 +125,11 @@ class _Load:
             checked = ShardedFiles(self._ranks, self._folder, files, allow_pickle=self._request.allow_pickle)
             self.sharded.append((component, checked))  # loaded by all ranks together, whatever world wrote it
             return
-        piece = next((each for each in self._topology.pieces(component) if self._ranks.rank in each.members), None)
+        piece = next((piece for piece in self._topology.pieces(component) if self._ranks.rank in piece.members), None)
         if piece is None:
             return
         if component.key in self._request.resharders:
-            states = [self._state(each) for each in sorted(files, key=lambda each: each.index)]
+            states = [self._state(entry) for entry in sorted(files, key=lambda entry: entry.index)]
             make = self._request.resharders[component.key]
             self._states[component.key] = make(states, self._ranks.rank, self._ranks.world_size)
             return
@@ -149,7 +149,7 @@ class _Load:
             return files[0]
         here = self._topology.pieces(component)
         if written == asked or self.manifest.world_size == self._topology.world_size == 1:
-            same = next((each for each in files if each.index == piece.index), None)
+            same = next((file for file in files if file.index == piece.index), None)
             count = _count(self.manifest, component.key, files)
             if count == len(here) and same is not None:
                 return same
@@ -160,8 +160,8 @@ class _Load:
             why = f"it was written as {written_as}, and this run has {len(here)}"
             advice = "load it on as many, give resharders={...}, or leave it out by skip=[...]"
         else:
-            exact = next((each for each in files if each.members == piece.members), None)
-            if exact is not None and {each.members for each in files} == {each.members for each in here}:
+            exact = next((file for file in files if file.members == piece.members), None)
+            if exact is not None and {file.members for file in files} == {each.members for each in here}:
                 return exact
             why = f"it was written as {written}, and this run declares it {asked}"
             advice = "declare it as it was written, or leave it out by skip=[...]"
@@ -189,7 +189,7 @@ def _count(manifest: Manifest, key: str, files: Sequence[FileEntry]) -> int:
         return len(manifest.topology["nodes"])
     if pattern == SharingPattern.PER_GROUP.value and manifest.topology:
         return len(manifest.topology["groups"][manifest.components[key].group_name])
-    return len({each.index for each in files})
+    return len({file.index for file in files})
 
 
 def _many(count: int, what: str) -> str:

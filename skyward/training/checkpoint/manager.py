@@ -179,7 +179,9 @@ class CheckpointManager:
             )
 
     def _steps(self) -> list[int | None]:
-        return [each.step for each in checkpoints_in(self._output_dir)]
+        return [checkpoint.step for checkpoint in checkpoints_in(self._output_dir)]
 
     def _path_of(self, step: int) -> str | None:
-        return next((each.path for each in checkpoints_in(self._output_dir) if each.step == step), None)
+        return next(
+            (checkpoint.path for checkpoint in checkpoints_in(self._output_dir) if checkpoint.step == step), None
+        )

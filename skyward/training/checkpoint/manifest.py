@@ -79,13 +79,13 @@ class Manifest:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def files_of(self, component: str) -> tuple[FileEntry, ...]:
-        return tuple(each for each in self.files if each.component == component)
+        return tuple(file for file in self.files if file.component == component)
 
     @property
     def total_bytes(self) -> int:
         if self.files:
-            return sum(each.bytes for each in self.files)
-        return sum(each.size_bytes for each in self.components.values())
+            return sum(file.bytes for file in self.files)
+        return sum(component.size_bytes for component in self.components.values())
 
     def to_json(self) -> bytes:
         raw = json.loads(json.dumps(asdict(self), default=str))

@@ -57,7 +57,7 @@ def migrate_checkpoint(
     if MANIFEST not in names and any(each in names for each in (*_HF_ONLY, *_HF_FILES)):
         return _write(target, _of_hf(folder, names), metadata=_hf_metadata(folder, names), keys=keys or {})
     manifest = manifest_at(folder)
-    parts = [_Part.copied(folder, each, manifest.components[each.component]) for each in manifest.files]
+    parts = [_Part.copied(folder, file, manifest.components[file.component]) for file in manifest.files]
     return _write(target, parts, metadata=manifest.metadata, keys=keys or {}, world_size=manifest.world_size)
 
 
@@ -172,8 +172,8 @@ def _write(
 
 def _of_dcp(folder: Folder, *, allow_pickle: bool) -> list[_Part]:
     state = read_whole(folder, allow_pickle=allow_pickle)
-    if state and all(isinstance(each, dict) for each in state.values()):
-        return [_Part.made(str(key), each, allow_pickle=allow_pickle) for key, each in state.items()]
+    if state and all(isinstance(item, dict) for item in state.values()):
+        return [_Part.made(str(key), item, allow_pickle=allow_pickle) for key, item in state.items()]
     return [_Part.made("model", state, allow_pickle=allow_pickle)]
 
 

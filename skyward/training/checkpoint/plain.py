@@ -67,10 +67,10 @@ class _Writer:
         if kind in _DICTS:
             return self._dict(value, path)
         if kind in (list, tuple):
-            values = [self.plain(each, f"{path}.{at}") for at, each in enumerate(value)]
+            values = [self.plain(item, f"{path}.{at}") for at, item in enumerate(value)]
             return _changed_sequence(value, values)
         if kind in (set, frozenset):
-            values = [self._key(each, path) for each in value]
+            values = [self._key(item, path) for item in value]
             return _marked("frozenset", value=values) if kind is frozenset else _changed_sequence(value, values)
         if kind is defaultdict and _name_of(value.default_factory) is not None:
             return _marked("defaultdict", factory=_name_of(value.default_factory), value=self._dict(value, path))
@@ -101,7 +101,7 @@ class _Writer:
     def _key(self, key: Any, path: str) -> Any:
         """A key of a dict or a member of a set. A NumPy number is the same key as the plain one."""
         if type(key) is tuple:
-            return tuple(self._key(each, path) for each in key)
+            return tuple(self._key(item, path) for item in key)
         if _array_of(key) is not None:
             return key.item()
         plain = self.plain(key, path)
@@ -174,9 +174,9 @@ def _array_of(value: Any) -> dict[str, Any] | None:
 def _read(marked: Mapping[str, Any]) -> Any:
     kind, value = marked[_MARK], marked.get("value")
     if kind == "dict":
-        return {key: from_plain(each) for key, each in value or ()}
+        return {key: from_plain(item) for key, item in value or ()}
     if kind == "frozenset":
-        return frozenset(from_plain(each) for each in value or ())
+        return frozenset(from_plain(item) for item in value or ())
     if kind == "defaultdict":
         return defaultdict(_FACTORIES[marked["factory"]], from_plain(value))
     if kind == "path":

@@ -65,7 +65,9 @@ class _Announced:
 
 def states_of(components: Sequence[StateComponent]) -> dict[str, Any]:
     """Their state dicts, by key. May be collective, as those are."""
-    return {each.key: each.stateful.state_dict() for each in components if each.stateful is not None}
+    return {
+        component.key: component.stateful.state_dict() for component in components if component.stateful is not None
+    }
 
 
 def states_to_keep(ranks: Ranks, request: SaveRequest) -> dict[str, Any]:
@@ -74,13 +76,13 @@ def states_to_keep(ranks: Ranks, request: SaveRequest) -> dict[str, Any]:
     if ranks.rank == 0 or request.on_each_node:
         return states
     return {
-        each.key: states[each.key]
-        for each in request.components
-        if each.key in states
+        component.key: states[component.key]
+        for component in request.components
+        if component.key in states
         and (
-            each.sharing_pattern not in (SharingPattern.GLOBAL, SharingPattern.REPLICATED)
-            or request.is_compared(each)
-            or is_sharded(states[each.key])
+            component.sharing_pattern not in (SharingPattern.GLOBAL, SharingPattern.REPLICATED)
+            or request.is_compared(component)
+            or is_sharded(states[component.key])
         )
     }
 
@@ -143,8 +145,13 @@ class _Save:
         return _Announced(
             member=RankPlace.here(self._ranks.rank, request.groups),
             components=tuple(
-                (each.key, each.sharing_pattern.value, each.process_group_name, request.is_compared(each))
-                for each in request.components
+                (
+                    component.key,
+                    component.sharing_pattern.value,
+                    component.process_group_name,
+                    request.is_compared(component),
+                )
+                for component in request.components
             ),
             summaries={key: summary_of(prints) for key, prints in self._prints.items()},
             sharded=frozenset(key for key, state in self._states.items() if is_sharded(state)),
@@ -168,7 +175,7 @@ class _Save:
                     f"components: rank {rank} declares {_brief(each)}, and rank 0 {_brief(announced[0])}; all ranks "
                     "must declare the same, in the same order"
                 )
-        return {each.key: topology.pieces(each) for each in self._request.components}
+        return {component.key: topology.pieces(component) for component in self._request.components}
 
     def _compare(
         self,
@@ -224,7 +231,7 @@ class _Save:
                 state = self._states.get(component.key)
                 allow_pickle = self._request.allow_pickle
                 entries = write_sharded(self._ranks, what, staging, component.key, state, allow_pickle=allow_pickle)
-                written += [(each, 0) for each in entries]
+                written += [(entry, 0) for entry in entries]
 
         def write() -> list[FileEntry]:
             return [
@@ -237,7 +244,7 @@ class _Save:
 
         leaders = self._leaders(topology)
         for rank, entries in enumerate(together(self._ranks, what, write)):
-            written += [(each, leaders[rank]) for each in entries]
+            written += [(entry, leaders[rank]) for entry in entries]
         return written
 
     def _write_piece(self, staging: Staging, component: StateComponent, piece: Piece) -> FileEntry:
@@ -294,7 +301,9 @@ class _Save:
                 "checkpoint_path": first.name,
                 "world_size": topology.world_size,
                 "timestamp": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-                "components": {each.key: _entry(each, files, topology) for each in self._request.components},
+                "components": {
+                    component.key: _entry(component, files, topology) for component in self._request.components
+                },
                 "checkpoint_id": first.name.removeprefix(name_of("")),
                 "commit_id": first.token.partition(".")[0],
                 "files": tuple(files),
@@ -307,7 +316,7 @@ class _Save:
 
 
 def _entry(component: StateComponent, files: Sequence[FileEntry], topology: RankTopology) -> ComponentEntry:
-    mine = [each for each in files if each.component == component.key]
+    mine = [file for file in files if file.component == component.key]
     is_shared = component.sharing_pattern is not SharingPattern.PER_RANK
     return ComponentEntry(
         key=component.key,

@@ -167,7 +167,7 @@ def _write_safetensors(file: Any, state: Any) -> None:
 
     Source: https://huggingface.co/docs/safetensors, "Format".
     """
-    if not isinstance(state, Mapping) or not all(isinstance(each, torch.Tensor) for each in state.values()):
+    if not isinstance(state, Mapping) or not all(isinstance(item, torch.Tensor) for item in state.values()):
         raise UsageError("format 'safetensors' takes a flat dict of tensors; leave the metadata out to use torch's")
     header: dict[str, Any] = {}
     first: dict[Any, str] = {}
@@ -217,7 +217,7 @@ def _read_safetensors(
     if raw is None and isinstance(folder, LocalFolder):
         # Mapped, then copied: once, and the tensors outlive the file.
         with safe_open(f"{folder.path}/{name}", framework="pt") as mapped:
-            state = {each: mapped.get_tensor(each).clone() for each in mapped.keys()}  # noqa: SIM118  # it is no dict
+            state = {key: mapped.get_tensor(key).clone() for key in mapped.keys()}  # noqa: SIM118  # it is no dict
             metadata = mapped.metadata() or {}
     else:
         raw = raw if raw is not None else folder.read([name])[name]

@@ -91,7 +91,7 @@ def find(job_id: str) -> Client:
     """
     endpoint = endpoint_of(job_id)
     if endpoint is None:
-        known = ", ".join(each.job_id for each in endpoints()) or "none"
+        known = ", ".join(endpoint.job_id for endpoint in endpoints()) or "none"
         raise ControlFailed(f"no run called {job_id!r} listens here; there: {known}", job_id=job_id, is_gone=True)
     return client_of(endpoint)
 

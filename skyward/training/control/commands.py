@@ -87,7 +87,7 @@ class ControlledRun:
                 return replace(state, state="executed")
             if self.status == "ended":
                 raise RuntimeError("the run has ended")
-            waiting = sum(1 for each in self._commands.values() if each.state == "waiting")
+            waiting = sum(1 for command in self._commands.values() if command.state == "waiting")
             if waiting >= _WAITING_COMMANDS and command != "abort":
                 raise RuntimeError(f"{_WAITING_COMMANDS} commands wait already")
             self._commands[request_id] = state
@@ -234,9 +234,9 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return value[:_TEXT_LIMIT]
     if depth < _DEPTH_LIMIT and isinstance(value, Mapping):
-        return {str(name): plain(each, depth + 1) for name, each in value.items()}
+        return {str(name): plain(item, depth + 1) for name, item in value.items()}
     if depth < _DEPTH_LIMIT and isinstance(value, list | tuple):
-        return [plain(each, depth + 1) for each in value]
+        return [plain(item, depth + 1) for item in value]
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):  # a scalar of numpy's or torch's
         return plain(value.item(), depth + 1)
     return repr(value)[:_TEXT_LIMIT]

@@ -199,8 +199,8 @@ def _style(status: RunStatus) -> str:
 
 def _said(name: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        if isinstance(value, list) and value and all(isinstance(each, int | float) for each in value):
-            return "/".join(_said(name, each) for each in value)
+        if isinstance(value, list) and value and all(isinstance(item, int | float) for item in value):
+            return "/".join(_said(name, item) for item in value)
         return str(value)
     if _BYTES.search(name) or name == "peak_mem_allocated":
         return _bytes(value)

@@ -143,7 +143,7 @@ def _save(state: Any, path: Path) -> None:
     elif path.suffix == ".npz":
         import numpy as np
 
-        np.savez(path, **({str(at): each for at, each in enumerate(state)} if isinstance(state, list) else state))
+        np.savez(path, **({str(at): item for at, item in enumerate(state)} if isinstance(state, list) else state))
     else:
         import torch
 

@@ -73,7 +73,7 @@ def _holds_tensors(state: Any) -> bool:
     if torch is None:  # then nobody has made one
         return False
     if isinstance(state, Mapping):
-        return any(_holds_tensors(each) for each in state.values())
+        return any(_holds_tensors(item) for item in state.values())
     if isinstance(state, list | tuple):
-        return any(_holds_tensors(each) for each in state)
+        return any(_holds_tensors(item) for item in state)
     return isinstance(state, torch.Tensor)

@@ -356,7 +356,7 @@ def metrics_of(value: Any, field: str = "eval_fn") -> dict[str, Any]:
             f"{field}: it returned {type(value).__name__} ({value!r:.80}); return a dictionary of metrics, such as "
             '{"eval_loss": 0.5}'
         )
-    return {str(name): _plain(each) for name, each in value.items()}
+    return {str(name): _plain(item) for name, item in value.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -54,7 +54,7 @@ def place(
             confidences[at] = 1.0
         idle[at] -= is_now
         placed.append(at if is_now else None)
-    return placed, min(each[0] for each in slots)
+    return placed, min(slot[0] for slot in slots)
 
 
 def choose(ends: Sequence[float], temperature: float, chance: random.Random) -> int:

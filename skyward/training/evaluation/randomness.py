@@ -82,7 +82,7 @@ class OwnGenerators(TorchFunctionMode):
 def _device_of(args: Any, kwargs: Any) -> torch.device:
     if kwargs.get("device") is not None:
         return torch.device(kwargs["device"])
-    for each in (*args, kwargs.get("tensor"), kwargs.get("input"), kwargs.get("mean")):
-        if isinstance(each, torch.Tensor):
-            return each.device
+    for argument in (*args, kwargs.get("tensor"), kwargs.get("input"), kwargs.get("mean")):
+        if isinstance(argument, torch.Tensor):
+            return argument.device
     return torch.get_default_device()

@@ -75,7 +75,7 @@ TimelineSummary.__module__ = __package__
 
 def summary_of(tracks: Mapping[str, Sequence[Span]]) -> TimelineSummary:
     """Sum up spans, each track's in the order of their begin."""
-    spans = [span for each in tracks.values() for span in each]
+    spans = [span for track in tracks.values() for span in track]
     if not spans:
         return TimelineSummary()
     training = tracks.get(TRAINING, [])
@@ -83,13 +83,15 @@ def summary_of(tracks: Mapping[str, Sequence[Span]]) -> TimelineSummary:
     snapshots = _union(tracks.get(SNAPSHOT, ()))
     trained = _Covered(_without(_union(each for each in training if each.name != WAIT), [*waits, *snapshots]))
     workers = {name: each for name, each in tracks.items() if name not in OURS}
-    evaluations = [span for each in workers.values() for span in each]
+    evaluations = [span for worker in workers.values() for span in worker]
     return TimelineSummary(
-        wall_s=max(each.end_s for each in spans) - min(each.start_s for each in spans),
+        wall_s=max(span.end_s for span in spans) - min(span.start_s for span in spans),
         snapshot_s=_length(snapshots),
         waited_s=_length(waits),
-        evaluation_s=sum(each.duration_s for each in evaluations),
-        hidden_s=sum(trained.before(each.end_s) - trained.before(each.start_s) for each in evaluations),
+        evaluation_s=sum(evaluation.duration_s for evaluation in evaluations),
+        hidden_s=sum(
+            trained.before(evaluation.end_s) - trained.before(evaluation.start_s) for evaluation in evaluations
+        ),
         snapshots=len(tracks.get(SNAPSHOT, ())),
         evaluations=len(evaluations),
         busy_s={name: _length(_union(each)) for name, each in workers.items()},
@@ -112,7 +114,7 @@ _Interval = tuple[float, float]
 
 
 def _union(spans: Iterable[Span]) -> list[_Interval]:
-    return _merged((each.start_s, each.end_s) for each in spans)
+    return _merged((span.start_s, span.end_s) for span in spans)
 
 
 def _merged(intervals: Iterable[_Interval]) -> list[_Interval]:

@@ -80,7 +80,7 @@ def _gathered(model: Any, parts: bool) -> dict[str, Any]:
 
     # With both, each tensor is gathered, taken to the host by rank 0, and freed: no rank holds the whole on its device.
     # FSDP1 in host memory dies of it (torch 2.13): there all ranks get the whole, and the others drop it.
-    is_here = _is_fsdp1(model) and all(each.device.type == "cpu" for each in model.parameters())
+    is_here = _is_fsdp1(model) and all(parameter.device.type == "cpu" for parameter in model.parameters())
     options = StateDictOptions(full_state_dict=True, cpu_offload=not is_here, ignore_frozen_params=parts)
     state = get_model_state_dict(model, options=options)
     if is_here and torch.distributed.get_rank() != 0:
@@ -89,7 +89,7 @@ def _gathered(model: Any, parts: bool) -> dict[str, Any]:
 
 
 def _is_fsdp1(model: Any) -> bool:
-    return any(type(each).__name__ == "FullyShardedDataParallel" for each in model.modules())
+    return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
 def _plain_name(name: str) -> str:

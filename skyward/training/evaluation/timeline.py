@@ -86,7 +86,7 @@ class Timeline:
     def chrome_trace(self, path: str | os.PathLike[str]) -> Path:
         """Writes it for chrome://tracing and Perfetto, and gives the path. Raises: OSError."""
         tracks = self.tracks()
-        origin = min((each.start_s for spans in tracks.values() for each in spans), default=0.0)
+        origin = min((span.start_s for spans in tracks.values() for span in spans), default=0.0)
         events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "skyward"}}]
         thread = 0
         for name, spans in tracks.items():

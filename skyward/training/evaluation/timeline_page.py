@@ -33,10 +33,10 @@ KINDS = {
 def page_of(tracks: dict[str, list[Span]], *, dropped: int, title: str) -> str:
     """Write the whole document about the tracks of a timeline, whose texts are escaped. `dropped`: spans not kept."""
     spans = [each for found in tracks.values() for each in found]
-    begin = min((each.start_s for each in spans), default=0.0)
-    end = max((each.end_s for each in spans), default=0.0)
+    begin = min((span.start_s for span in spans), default=0.0)
+    end = max((span.end_s for span in spans), default=0.0)
     scale = _Scale(begin, max(end - begin, 1e-9))
-    used = {kind_of(each) for each in spans}
+    used = {kind_of(span) for span in spans}
     summary = summary_of(tracks)
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -169,9 +169,9 @@ def _workers(tracks: dict[str, list[Span]], summary: TimelineSummary) -> str:
     rows = []
     for name, busy_s in summary.busy_s.items():
         spans = tracks[name]
-        kinds = [kind_of(each) for each in spans]
+        kinds = [kind_of(span) for span in spans]
         counts = (str(len(spans)), str(kinds.count("failed")), str(kinds.count("late")))
-        mean = sum(each.duration_s for each in spans) / len(spans)
+        mean = sum(span.duration_s for span in spans) / len(spans)
         rows.append([name, *counts, in_seconds(mean), in_seconds(busy_s), f"{busy_s / (summary.wall_s or 1):.0%}"])
     if not rows:
         return ""

@@ -71,7 +71,7 @@ def with_options(options: type) -> Callable[[Class], Class]:
     def decorate(kind: Class) -> Class:
         function: Any = kind.__init__  # type: ignore[misc]  # of this class, not of one below it
         signature, theirs = inspect.signature(function), inspect.signature(AsyncEvaluator).parameters
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         function.__signature__ = signature.replace(
             parameters=[*own, *(theirs[name] for name in options.__annotations__)]
         )

@@ -32,7 +32,7 @@ def to_json(value: Any, *, where: str = "state") -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, list):
-        return [to_json(each, where=f"{where}[{at}]") for at, each in enumerate(value)]
+        return [to_json(item, where=f"{where}[{at}]") for at, item in enumerate(value)]
     if isinstance(value, tuple | set | frozenset | bytes):
         return _marked(value, where)
     if isinstance(value, Mapping):
@@ -45,20 +45,20 @@ def to_json(value: Any, *, where: str = "state") -> Any:
 def from_json(value: Any) -> Any:
     """The inverse of `to_json`. Tensors come back on the CPU; torch is imported for them only."""
     if isinstance(value, list):
-        return [from_json(each) for each in value]
+        return [from_json(item) for item in value]
     if not isinstance(value, dict):
         return value
     kind = value.get(_MARK)
     if kind is None:
-        return {name: from_json(each) for name, each in value.items()}
+        return {name: from_json(item) for name, item in value.items()}
     held = value["value"]
     if kind == "mapping":
-        return {from_json(name): from_json(each) for name, each in held}
+        return {from_json(name): from_json(item) for name, item in held}
     if kind == "bytes":
         return base64.b64decode(held)
     if kind in ("tensor", "array"):
         return _from_array(kind, base64.b64decode(held), value["dtype"], value["shape"])
-    return _COLLECTIONS[kind](from_json(each) for each in held)
+    return _COLLECTIONS[kind](from_json(item) for item in held)
 
 
 def _plain(value: Any) -> Any:
@@ -72,13 +72,13 @@ def _marked(value: Any, where: str) -> dict[str, Any]:
     if isinstance(value, bytes):
         return {_MARK: "bytes", "value": base64.b64encode(value).decode()}
     kind = next(name for name, kept in _COLLECTIONS.items() if isinstance(value, kept))
-    return {_MARK: kind, "value": [to_json(each, where=f"{where}[{at}]") for at, each in enumerate(value)]}
+    return {_MARK: kind, "value": [to_json(item, where=f"{where}[{at}]") for at, item in enumerate(value)]}
 
 
 def _mapping(value: Mapping[Any, Any], where: str) -> dict[str, Any]:
     if all(isinstance(name, str) for name in value) and _MARK not in value:
-        return {str(name): to_json(each, where=f"{where}[{name!r}]") for name, each in value.items()}
-    pairs = [[to_json(name, where=where), to_json(each, where=f"{where}[{name!r}]")] for name, each in value.items()]
+        return {str(name): to_json(item, where=f"{where}[{name!r}]") for name, item in value.items()}
+    pairs = [[to_json(name, where=where), to_json(item, where=f"{where}[{name!r}]")] for name, item in value.items()]
     return {_MARK: "mapping", "value": pairs}
 
 

@@ -95,7 +95,7 @@ def _curves(run: RunRecord) -> Iterable[tuple[str, Sequence[Series], str]]:
         if f"eval_{name}" in run.evaluations:
             series.append(Series(name=f"eval_{name}", points=run.evaluations[f"eval_{name}"], colour=1, has_dots=True))
         yield TITLES.get(name, name), series, ""
-    for name in sorted(each for each in run.evaluations if each.removeprefix("eval_") not in names):
+    for name in sorted(evaluation for evaluation in run.evaluations if evaluation.removeprefix("eval_") not in names):
         if name.endswith(SPEEDS):
             continue
         yield name, [Series(name=name, points=run.evaluations[name], colour=1, has_dots=True)], ""
@@ -153,13 +153,13 @@ def _pick(values: list[float], at: int) -> float:
 
 def _header(run: RunRecord, title: str) -> str:
     state = "It has come to its end." if run.summary else "No end is recorded: it runs, was killed or has failed."
-    when = " to ".join(_time(each) for each in dict.fromkeys((run.began, run.ended)) if each is not None)
+    when = " to ".join(_time(fromkey) for fromkey in dict.fromkeys((run.began, run.ended)) if fromkey is not None)
     lost = [name for name, points in {**run.metrics, **run.evaluations}.items() if None in points.values()]
     problems = [*run.problems]
     if lost:
         problems.append(f"Not finite at some steps: {', '.join(sorted(lost))}.")
     parts = [f"<h1>{escape(title)}</h1>", f'<p class="soft">{escape(when)}{" · " if when else ""}{state}</p>']
-    parts += [f'<p class="problem">{escape(each)}</p>' for each in problems]
+    parts += [f'<p class="problem">{escape(problem)}</p>' for problem in problems]
     return "\n".join([*parts, tiles(_tiles(run))])
 
 

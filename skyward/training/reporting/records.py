@@ -71,11 +71,11 @@ class RunRecord:
 
     def _add_value(self, name: str, step: int, value: Any) -> None:
         if isinstance(value, list):
-            for rank, each in enumerate(value):
+            for rank, item in enumerate(value):
                 ranks = self.per_rank.setdefault(name, [])
                 if rank == len(ranks):
                     ranks.append({})
-                ranks[rank][step] = _number(each)
+                ranks[rank][step] = _number(item)
         elif value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             kind = self.evaluations if name.startswith("eval_") else self.metrics
             kind.setdefault(name, {})[step] = _number(value)

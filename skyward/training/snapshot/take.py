@@ -114,7 +114,7 @@ class SnapshotPool:
         with torch.no_grad():
             shape = map_leaves(state, found)
             lent, buffers = self._lent(moment, list(places), sources)
-            kinds = [(tuple(each.shape), each.dtype, each.device.type) for each in sources]
+            kinds = [(tuple(source.shape), source.dtype, source.device.type) for source in sources]
             new = [at for at, buffer in enumerate(buffers) if buffer is None]
             own = self._buffers([kinds[at] for at in new])
             for at, buffer in zip(new, own, strict=True):

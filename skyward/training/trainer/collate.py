@@ -95,7 +95,7 @@ def _as_tensor(value: Any) -> Any:
 def columns_of(model: nn.Module, label_names: Sequence[str] | None) -> frozenset[str] | None:
     """What the model's forward takes, and labels; None where it takes anything."""
     parameters = inspect.signature(model.forward).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if takes_all and not hasattr(model, "config"):  # Hugging Face's models take **kwargs, but no further columns
         return None
     return frozenset({*parameters, *LABELS, *(label_names or ())})

@@ -38,7 +38,7 @@ class Copies:
                                           for each in range(num_stages)])[self.stage]  # fmt: skip
 
     def _groups(self, ranks: list[list[int]]) -> list[Any]:
-        return [torch.distributed.new_group(each) for each in ranks]
+        return [torch.distributed.new_group(rank) for rank in ranks]
 
     @property
     def copy_of_rank(self) -> tuple[int, ...]:
@@ -72,12 +72,12 @@ class Copies:
         """Over the copies; buffers become those of the first, as in DistributedDataParallel."""
         if self.replicas is None:
             return
-        gradients = [each.grad for each in stage.parameters() if each.grad is not None]
-        works = [torch.distributed.all_reduce(each, group=self.replicas, async_op=True) for each in gradients]
+        gradients = [parameter.grad for parameter in stage.parameters() if parameter.grad is not None]
+        works = [torch.distributed.all_reduce(gradient, group=self.replicas, async_op=True) for gradient in gradients]
         for work in works:
             work.wait()
         torch._foreach_div_(gradients, float(self.world_size))
-        self._broadcast([each for each in stage.buffers() if each.numel()])
+        self._broadcast([buffer for buffer in stage.buffers() if buffer.numel()])
 
     def start_equal(self, stage: nn.Module) -> None:
         """All copies get the first one's parameters and buffers."""
@@ -86,5 +86,5 @@ class Copies:
     def _broadcast(self, tensors: list[torch.Tensor]) -> None:
         if self.replicas is None:
             return
-        for each in tensors:
-            torch.distributed.broadcast(each.detach(), src=self.stage, group=self.replicas)
+        for tensor in tensors:
+            torch.distributed.broadcast(tensor.detach(), src=self.stage, group=self.replicas)

@@ -221,9 +221,9 @@ def outputs_without_loss(outputs: Any, ignored: tuple[str, ...]) -> Any:
 def plain(value: Any) -> Any:
     """Metrics as JSON can hold them: numbers of numpy and torch as Python's."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
         return value.item()
     return value
@@ -249,7 +249,7 @@ def _arrays(value: Any) -> Any:
         value = value.detach()
         return (value.float() if value.dtype is torch.bfloat16 else value).cpu().numpy()
     if isinstance(value, list | tuple):
-        return tuple(_arrays(each) for each in value)
+        return tuple(_arrays(item) for item in value)
     return value
 
 

@@ -80,14 +80,14 @@ class Relay:
         outputs: list[torch.Tensor] = []
 
         def work() -> list[tuple[torch.Size, torch.dtype]]:
-            outputs.extend(each.contiguous() for each in tensors_in(self._call(window, given)))
-            return [(each.shape, each.dtype) for each in outputs]
+            outputs.extend(tensor.contiguous() for tensor in tensors_in(self._call(window, given)))
+            return [(output.shape, output.dtype) for output in outputs]
 
         kinds = self._together(at, work)
         copies = self._copies
         if copies.rank == 0 and copies.stage == at:
-            for each in outputs:
-                torch.distributed.send(each, dst=at + 1, group=copies.pipeline)
+            for output in outputs:
+                torch.distributed.send(output, dst=at + 1, group=copies.pipeline)
         elif copies.rank == 0 and copies.stage == at + 1:
             received = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in kinds]
             for each in received:

@@ -57,11 +57,11 @@ def on_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
-        return {key: on_device(each, device) for key, each in value.items()}
+        return {key: on_device(item, device) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(on_device(each, device) for each in value))
+        return type(value)(*(on_device(item, device) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(on_device(each, device) for each in value)
+        return type(value)(on_device(item, device) for item in value)
     return value
 
 

@@ -83,8 +83,8 @@ class Objective:
         if counts is not None and isinstance(inputs, Mapping):
             return float(counts(inputs))
         if self._weights is None:
-            tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
-            self._weights = sum(each.numel() for each in model.parameters() if id(each) not in tables)
+            tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+            self._weights = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tables)
         return 6.0 * tokens * self._weights
 
     def _smoothed(self, outputs: Any, labels: Any, num_items: torch.Tensor | None) -> torch.Tensor:

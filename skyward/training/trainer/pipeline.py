@@ -128,7 +128,7 @@ class PipelineTrainer(Trainer):
         self._name, self._text = type(model).__name__, str(model)
         self._context_length = context_length(model)
         stages = list(self._split(model, copies.num_stages))
-        if len(stages) != copies.num_stages or not all(isinstance(each, nn.Module) for each in stages):
+        if len(stages) != copies.num_stages or not all(isinstance(stage, nn.Module) for stage in stages):
             raise UsageError(
                 f"PipelineTrainer: model_splitter gave {len(stages)} stages; {copies.num_stages} modules are needed"
             )
@@ -136,7 +136,7 @@ class PipelineTrainer(Trainer):
         own = stages[copies.stage]
         self._names = _names_in(model, own)
         self.model = self.model_wrapped = place(own, self.device)
-        later = frozenset().union(*(columns_of_later(each) for each in stages[1:]))
+        later = frozenset().union(*(columns_of_later(stage) for stage in stages[1:]))
         first = columns_of(stages[0], self.args.label_names)
         self._columns = None if first is None else first | later
         self._inputs = Inputs.of(
@@ -163,7 +163,7 @@ class PipelineTrainer(Trainer):
     def _part(self) -> ModelPart:
         """Of the parameters as they are trained now: a stage may have been frozen since it was made. Collective."""
         copies = self._copies
-        own = [(each.numel(), each.requires_grad) for each in self.model.parameters()]
+        own = [(parameter.numel(), parameter.requires_grad) for parameter in self.model.parameters()]
         sizes = [size for stage in self.ranks.exchange(own)[: copies.num_stages] for size in stage]
         made_here = {name: f"stage{copies.stage}.{name}" for name, _ in self.model.named_parameters()}
         return ModelPart(
@@ -196,7 +196,7 @@ class PipelineTrainer(Trainer):
                     )
                 )
         found = self._objective.weigh(parts, ranks=self._copies, group=self._copies.replicas)
-        factors = torch.stack([torch.as_tensor(each, device=self.device) for each in found.factors]).float()
+        factors = torch.stack([torch.as_tensor(factor, device=self.device) for factor in found.factors]).float()
         return loss.Weights(
             factors=list(factors.reshape(len(batches), self._microbatches)), num_items_in_batch=found.num_items_in_batch
         )

@@ -55,7 +55,7 @@ class Record:
         """
         total, skipped = self._sums.tolist()
         parts = self._ranks.exchange((total, skipped, self._tokens, self._flos, extra))
-        means = [_mean(each[0], self._steps - each[1]) for each in parts]
+        means = [_mean(part[0], self._steps - part[1]) for part in parts]
         loss = sum(means) / len(means)
         if math.isfinite(loss):  # an interval without a loss is no interval with a loss of 0
             self._all_losses += loss * self._steps
@@ -63,7 +63,7 @@ class Record:
         self._has_drained = self._has_drained or self._steps > 0
         self._sums = self._zero.clone()
         self._steps, self._tokens, self._flos = 0, 0, 0.0
-        return loss, sum(each[2] for each in parts), sum(each[3] for each in parts), [each[4] for each in parts]
+        return loss, sum(part[2] for part in parts), sum(part[3] for part in parts), [part[4] for part in parts]
 
     def mean_of_run(self) -> float:
         """The mean loss over the intervals that had a finite one. 0 before the first step, NaN where none had."""

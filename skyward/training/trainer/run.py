@@ -225,7 +225,7 @@ class TrainerRun:
         return {"state": asdict(self.state), "position": position, "record": self.record.gather()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        known = {each.name for each in fields(TrainerState)} - {"is_world_process_zero", "is_local_process_zero"}
+        known = {field.name for field in fields(TrainerState)} - {"is_world_process_zero", "is_local_process_zero"}
         for name, value in state_dict["state"].items():
             if name in known:
                 setattr(self.state, name, value)
@@ -244,7 +244,7 @@ def with_defaults(given: Iterable[object] | None, args: TrainingArguments) -> li
     callbacks = list(given or ())
 
     def absent(kind: type[TrainerCallback], **options: Any) -> list[object]:
-        is_given = any(isinstance(each, kind) or each is kind for each in callbacks)
+        is_given = any(isinstance(callback, kind) or callback is kind for callback in callbacks)
         return [] if is_given else [kind(**options)]
 
     progress = {"use_tqdm": False} if args.disable_tqdm else {}

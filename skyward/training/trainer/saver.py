@@ -136,7 +136,7 @@ class Saver:
     ) -> None:
         """Load those among the parts that are in `only` and not in `skip`. Collective."""
         parts, components = parts or CheckpointParts(), self._trainer.get_state_components()
-        keys = parts.of([each.key for each in components]) - set(skip)
+        keys = parts.of([component.key for component in components]) - set(skip)
         keys = keys if only is None else keys & set(only)
         if keys:
             groups = self._trainer.get_process_groups()

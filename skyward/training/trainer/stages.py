@@ -78,7 +78,7 @@ def pieces_of(inputs: Any, *, count: int, batch_size: int, label_names: Sequence
 def columns_of_later(stage: nn.Module) -> frozenset[str]:
     """What a stage behind the first takes of the batch itself: the keyword-only parameters of its forward."""
     parameters = inspect.signature(stage.forward).parameters.values()
-    return frozenset(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+    return frozenset(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
 
 class PipelineStage:
@@ -120,7 +120,9 @@ class PipelineStage:
         def loss_of(at: int, outputs: Any) -> torch.Tensor:
             own = pieces.rows[at]
             if own == 0:
-                return sum((each * 0.0).sum() for each in tensors_in(outputs)) + torch.zeros((), device=self._device)
+                return sum((tensor * 0.0).sum() for tensor in tensors_in(outputs)) + torch.zeros(
+                    (), device=self._device
+                )
             with self._autocast():
                 return compute(_rows(outputs, 0, own), pieces.labels[at]) * factors[at]
 
@@ -135,7 +137,7 @@ class PipelineStage:
                 options |= {"target": torch.arange(self._microbatches, device=self._device), "losses": losses}
             schedule.step(*self._positional(pieces), **self._keywords(pieces), **options)
         total = torch.zeros((), device=self._device)
-        return total + sum(each.detach().float() for each in losses)
+        return total + sum(loss.detach().float() for loss in losses)
 
     def predict(self, pieces: Pieces) -> Any:
         """What the last stage gives, for all real rows; None on others. Without gradients."""
@@ -184,7 +186,7 @@ class PipelineStage:
         """That of the last batch, if this one has its shape."""
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-        key = (pieces.names, tuple((each.shape[1:], each.dtype) for each in pieces.tensors), pieces.width)
+        key = (pieces.names, tuple((tensor.shape[1:], tensor.dtype) for tensor in pieces.tensors), pieces.width)
         known, schedule = self._made.get(is_training, (None, None))
         if known == key:
             return schedule
@@ -230,10 +232,10 @@ class _Entered(nn.Module):
             if not self._looks_for_shapes:
                 return self.stage(**named, **columns) if named else self.stage(*inputs, **columns)
             self._looks_for_shapes = False
-            before = [each.detach().clone() for each in self.stage.buffers()]
+            before = [buffer.detach().clone() for buffer in self.stage.buffers()]
             outputs = self.stage(**named, **columns) if named else self.stage(*inputs, **columns)
-            for each, value in zip(self.stage.buffers(), before, strict=True):
-                each.data.copy_(value)  # not seen by autograd, which may have kept it
+            for buffer, value in zip(self.stage.buffers(), before, strict=True):
+                buffer.data.copy_(value)  # not seen by autograd, which may have kept it
             return outputs
 
 
@@ -246,9 +248,9 @@ def _rows(value: Any, begin: int, end: int) -> Any:
     if isinstance(value, torch.Tensor):
         return value[begin:end]
     if isinstance(value, Mapping):
-        return {name: _rows(each, begin, end) for name, each in value.items()}
+        return {name: _rows(item, begin, end) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_rows(each, begin, end) for each in value)
+        return type(value)(_rows(item, begin, end) for item in value)
     return value
 
 

@@ -80,7 +80,7 @@ class Stream:
         assert self._source is not None
         batches = self._source.open(epoch, skip=skip)
         is_alone = self._ranks.world_size == 1
-        self._batches = (replace(each, samples_of_all=each.samples) for each in batches) if is_alone else batches
+        self._batches = (replace(batch, samples_of_all=batch.samples) for batch in batches) if is_alone else batches
 
     def take(self, count: int) -> list[MicroBatch]:
         """The next `count`; fewer at the end of the epoch, and then as many on every rank."""

@@ -103,7 +103,9 @@ def _data_parallel_sizes(model: nn.Module) -> dict[int, int]:
         if groups is None:  # earlier versions of torch have one
             groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
         for group in groups:
-            sizes |= {id(each.sharded_param): each.mesh_info.mesh.size() for each in group.fsdp_params}
+            sizes |= {
+                id(fsdp_param.sharded_param): fsdp_param.mesh_info.mesh.size() for fsdp_param in group.fsdp_params
+            }
     return sizes
 
 

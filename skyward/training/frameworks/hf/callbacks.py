@@ -262,7 +262,7 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
             return
         self._trainer = on_the_stack(hf.Trainer) or self._trainer
         handler = on_the_stack(hf.CallbackHandler)
-        if handler is None or not any(each is self for each in handler.callbacks):
+        if handler is None or not any(callback is self for callback in handler.callbacks):
             _log.warning(
                 "HFCallbacks was not called by a Trainer of transformers: what callbacks add to logs may not reach "
                 "integrations that stand before it"
@@ -270,8 +270,8 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
             return
         # Behind the flow that sets the flags of a step. The list is being gone through: moving ourselves to the front
         # leaves what comes next as it is.
-        others = [each for each in handler.callbacks if each is not self]
-        place = max((at + 1 for at, each in enumerate(others) if isinstance(each, hf.DefaultFlowCallback)), default=0)
+        others = [callback for callback in handler.callbacks if callback is not self]
+        place = max((at + 1 for at, other in enumerate(others) if isinstance(other, hf.DefaultFlowCallback)), default=0)
         handler.callbacks[:] = [*others[:place], self, *others[place:]]
 
 

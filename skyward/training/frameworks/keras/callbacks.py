@@ -372,7 +372,7 @@ def _is_jax() -> bool:
 def _is_finite(model: Any) -> bool:
     import numpy as np
 
-    return all(bool(np.isfinite(each).all()) for each in model.get_weights())
+    return all(bool(np.isfinite(get_weight).all()) for get_weight in model.get_weights())
 
 
 def _newest(folder: str) -> str:

@@ -198,7 +198,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
     def _find_callbacks(self) -> None:
         found = on_the_stack(kinds.CallbackList)
         self._callbacks = [] if found is None else found.callbacks
-        if not any(each is self for each in self._callbacks):
+        if not any(callback is self for callback in self._callbacks):
             _log.warning(
                 "SakuraKerasCallback was not called by fit: what evaluations give reaches no other callback, but is "
                 "in its own history"
@@ -270,10 +270,10 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
     def _align(self) -> None:
         """Keras's History has one value for each of its epochs."""
         names = {name for values in self._values.values() for name in values}
-        for each in self._callbacks:
-            if isinstance(each, kinds.History) and not self._is_evaluated_twice:
+        for callback in self._callbacks:
+            if isinstance(callback, kinds.History) and not self._is_evaluated_twice:
                 for name in sorted(names):
-                    each.history[name] = [self._values.get(at, {}).get(name, math.nan) for at in each.epoch]
+                    callback.history[name] = [self._values.get(at, {}).get(name, math.nan) for at in callback.epoch]
 
     def _warn_of_monitors(self) -> None:
         given = sorted({name for values in self._values.values() for name in values})

@@ -81,7 +81,7 @@ class KerasSave:
         if path.suffix == ".npz":
             import numpy as np
 
-            np.savez(path, **{str(at): each for at, each in enumerate(self._model.get_weights())})
+            np.savez(path, **{str(at): get_weight for at, get_weight in enumerate(self._model.get_weights())})
         elif path.suffix == ".keras":
             self._model.save(path)
         else:
@@ -92,8 +92,8 @@ class KerasSave:
 
 def load_keras(model: Any, weights: Any) -> None:
     """Puts weights into the model of a factory. Raises: UsageError where it is another architecture."""
-    own = [tuple(each.shape) for each in model.weights]
-    shapes = [tuple(each.shape) for each in weights]
+    own = [tuple(weight.shape) for weight in model.weights]
+    shapes = [tuple(weight.shape) for weight in weights]
     if own == shapes:
         load_weights_anywhere(model, weights)
         return
@@ -111,7 +111,7 @@ def values_of(model: Any) -> list[Any]:
 
 def load_weights_anywhere(model: Any, weights: Weights) -> None:
     """Puts weights, arrays or torch's tensors, into a Keras model of any backend."""
-    model.set_weights([_array(each) for each in weights])
+    model.set_weights([_array(weight) for weight in weights])
 
 
 def _array(value: Any) -> Any:

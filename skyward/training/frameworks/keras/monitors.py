@@ -51,15 +51,15 @@ class KerasMonitors:
     def attach(self) -> None:
         from keras import callbacks as kinds
 
-        for each in self._callbacks:
-            if isinstance(each, kinds.ModelCheckpoint):
-                is_monitor = each.save_best_only and each.save_freq == "epoch"
+        for callback in self._callbacks:
+            if isinstance(callback, kinds.ModelCheckpoint):
+                is_monitor = callback.save_best_only and callback.save_freq == "epoch"
                 needs_weights = True
             else:
-                is_monitor = isinstance(each, (kinds.EarlyStopping, kinds.ReduceLROnPlateau))
-                needs_weights = bool(getattr(each, "restore_best_weights", False))
+                is_monitor = isinstance(callback, (kinds.EarlyStopping, kinds.ReduceLROnPlateau))
+                needs_weights = bool(getattr(callback, "restore_best_weights", False))
             if is_monitor:
-                self._hold(each, needs_weights)
+                self._hold(callback, needs_weights)
 
     def detach(self) -> None:
         """Gives everything back. Idempotent."""

@@ -257,7 +257,7 @@ class _Fit:
 
     def context(self, event: str) -> dict[str, Any]:
         trainer = self._trainer
-        schedulers = [each.scheduler for each in trainer.lr_scheduler_configs]
+        schedulers = [lr_scheduler_config.scheduler for lr_scheduler_config in trainer.lr_scheduler_configs]
         return {
             "model": unwrapped(self._module),
             "optimizer": trainer.optimizers[0] if trainer.optimizers else None,
@@ -293,8 +293,12 @@ class _Fit:
         trainer.should_stop = True
         # They stand behind ours in the list, so none of them has had this event yet. In place: the list is being gone
         # through.
-        taken = [each for each in trainer.callbacks if any(k.__name__ == "Checkpoint" for k in type(each).__mro__)]
-        trainer.callbacks[:] = [each for each in trainer.callbacks if each not in taken]
+        taken = [
+            callback
+            for callback in trainer.callbacks
+            if any(k.__name__ == "Checkpoint" for k in type(callback).__mro__)
+        ]
+        trainer.callbacks[:] = [callback for callback in trainer.callbacks if callback not in taken]
         self._undo.callback(trainer.callbacks.extend, taken)
 
     def stop_epoch(self) -> None:
@@ -355,7 +359,9 @@ def _norm(optimizer: Any) -> Any:
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not gradients:
         return None
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each.detach()) for each in gradients]))
+    return torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(gradient.detach()) for gradient in gradients])
+    )
 
 
 def _differ(before: Any, after: Any) -> bool:

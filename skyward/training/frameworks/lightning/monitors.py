@@ -32,9 +32,9 @@ class Monitors:
     def __init__(self, trainer: Any) -> None:
         callbacks = lightning("callbacks")
         self._trainer = trainer
-        self._stoppers = [each for each in trainer.callbacks if isinstance(each, callbacks.EarlyStopping)]
-        savers = [each for each in trainer.callbacks if isinstance(each, callbacks.ModelCheckpoint)]
-        self._savers = [each for each in savers if each.monitor is not None]
+        self._stoppers = [callback for callback in trainer.callbacks if isinstance(callback, callbacks.EarlyStopping)]
+        savers = [callback for callback in trainer.callbacks if isinstance(callback, callbacks.ModelCheckpoint)]
+        self._savers = [saver for saver in savers if saver.monitor is not None]
         self._names: set[str] = set()
         self._waiting: dict[int, list[tuple[Any, str]]] = {}
         self._frequencies: list[tuple[Any, int]] = []
@@ -71,7 +71,7 @@ class Monitors:
         for config, frequency in self._frequencies:
             if not self.is_ours(config.monitor):
                 config.frequency = frequency
-        self._frequencies = [each for each in self._frequencies if self.is_ours(each[0].monitor)]
+        self._frequencies = [frequency for frequency in self._frequencies if self.is_ours(frequency[0].monitor)]
 
     def is_ours(self, name: str) -> bool:
         return name in self._names or name not in self._trainer.callback_metrics

@@ -82,7 +82,7 @@ def _cross_entropy(model: Any, loaders: Any) -> float:
     import torch
     from torch.nn.functional import cross_entropy
 
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     total, rows = 0.0, 0
     model.eval()
     with torch.no_grad():
