@@ -26,12 +26,12 @@ LISTED = {
     # The client's engine.
     "engine/reader.py:Reader.start": "goes on; after 50 failures in a row every open call fails",
     "engine/threads.py:start_thread": "tells `failed`",
-    "engine/link_repair.py:Faults.link_gone": "the node is lost, and replaced",
-    "engine/link_repair.py:Faults._node_gone": "the node is given up",
-    "engine/link_repair.py:Faults.on_notice": "the node is replaced once it is gone",
+    "engine/link_repair.py:LinkRepair.link_gone": "the node is lost, and replaced",
+    "engine/link_repair.py:LinkRepair._node_gone": "the node is given up",
+    "engine/link_repair.py:LinkRepair.on_notice": "the node is replaced once it is gone",
     "engine/width.py:Width.consider": "the link goes on with one channel",
     "engine/nested_calls.py:NestedCalls.on_call": "one call of a task fails; the thread goes on",
-    "engine/nodes.py:Nodes.close": "the link is closed without its last frames",
+    "engine/nodes.py:NodeLinks.close": "the link is closed without its last frames",
     "engine/opener.py:Opener.open_all": "raised by the thread that waits",
     "engine/threads.py:run_side_by_side": "the others go on",
     "engine/keeper.py:Keeper._start": "tries again until there is a keeper",
@@ -53,9 +53,9 @@ LISTED = {
     "pool/cost.py:Spending.take": "emits and waits; the pool's machines end with their leases",
     "pool/cost.py:Spending._watch": "closes the pool, whose end reports it",
     "providers/termination.py:shielded": "raised by the thread that waits",
-    "providers/remote.py:bring_up": "`WayUp.go` keeps it for the thread that waits",
+    "providers/remote.py:bring_up": "`NodeSetup.go` keeps it for the thread that waits",
     "providers/remote.py:_in_parallel": "the machine ends by its lease",
-    "providers/node_setup.py:WayUp._holding_lease": "what prepares the machine meets the error too",
+    "providers/node_setup.py:NodeSetup._holding_lease": "what prepares the machine meets the error too",
     "providers/rented_nodes.py:_in_parallel": "nothing was found",
     "ssh/pure_process.py:_Server.serve": "one command fails",
     "ssh/pure_process.py:_Server._keep_alive": "the silence is taken for a cut, and the connection is made anew",
@@ -155,7 +155,7 @@ def pool(sky_pools: Callable[..., sky.ComputePool]) -> sky.ComputePool:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("called", ["watcher.wait", "books.run_deadlines", "reader.read", "liveness.is_due"])
+@pytest.mark.parametrize("called", ["watcher.wait", "ledger.run_deadlines", "reader.read", "liveness.is_due"])
 def test_the_io_thread_survives_what_its_loop_calls(pool: sky.ComputePool, called: str, error: BaseException) -> None:
     engine = engine_of(pool)
     owners = {"watcher": engine.ledger.watcher, "liveness": engine.nodes.liveness}
