@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from .core.frozenmap import FrozenMap
+from .core.signatures import checked_options
 from .core.spellings import suggestion
 from .errors import UsageError
 
@@ -177,6 +178,7 @@ _FORM_FACTORS = {
 }
 
 
+@checked_options
 @dataclass(frozen=True)
 class Accelerator:
     """`count` devices of one kind in each node. A value: frozen, hashable, picklable.
@@ -270,6 +272,7 @@ class AcceleratorFactory:
     form_factors: Mapping[str, tuple[str, ...]] = field(default_factory=FrozenMap)
     chips: int | None = None
 
+    @checked_options(place="an accelerator")
     def __call__(self, *, memory: str = "", form_factor: str | None = None, count: int = 1) -> Accelerator:
         """`count` of this product; raises UsageError for a memory or a form factor that it does not come with."""
         form = self._form(form_factor)
@@ -294,6 +297,7 @@ class AcceleratorFactory:
         return f"{self.name}-{form}" if form else self.name
 
 
+@checked_options
 def Custom(
     name: str, *, memory: str = "", count: int = 1, cuda_min: str | None = None, cuda_max: str | None = None
 ) -> Accelerator:

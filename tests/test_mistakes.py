@@ -322,6 +322,14 @@ OPTIONS = [
     Mistake("backnd=", lambda _: untyped.integrations.torch(backnd="x"), UsageError, ("did you mean backend=?",)),
     Mistake("onyl=", lambda _: untyped.stdout(onyl="head"), UsageError, ("did you mean only=?",)),
     Mistake("stdout(head)", lambda _: untyped.stdout("head"), UsageError, ('@sky.stdout(only="head")',)),
+    Mistake("retires=", lambda _: untyped.CallOptions(retires=1), UsageError, ("did you mean retries=?",)),
+    Mistake("CallOptions(3)", lambda _: untyped.CallOptions(3), UsageError, ("by name", "retries=")),
+    Mistake("ecko=", lambda _: untyped.LogFiles("logs", ecko=True), UsageError, ("did you mean echo=?",)),
+    Mistake("LogFiles()", lambda _: untyped.LogFiles(), UsageError, ("folder: LogFiles needs it",)),
+    Mistake("factry=", lambda _: untyped.once("key", factry=dict), UsageError, ("did you mean factory=?",)),
+    Mistake("memroy=", lambda _: untyped.accelerators.A100(memroy="80GB"), UsageError, ("did you mean memory=?",)),
+    Mistake("A100(8)", lambda _: untyped.accelerators.A100(8), UsageError, ("by name", "count=")),
+    Mistake("counts=", lambda _: untyped.accelerators.Custom("X", counts=2), UsageError, ("did you mean count=?",)),
     Mistake("JoblibPool()", lambda _: untyped.integrations.JoblibPool(), UsageError, ("JoblibPool needs it",)),
 ]
 

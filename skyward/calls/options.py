@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.bounds import is_positive
+from ..core.signatures import checked_options
 from ..core.spellings import advice
 from ..errors import UsageError
 
 __all__ = ["CallOptions", "proper_options"]
 
 
+@checked_options
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
     """How one call is run.

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TextIO
 
 from ..core.ownership import check_path
+from ..core.signatures import checked_options
 from ..errors import UsageError
 from ..values.machine import LogLine, LogSink
 from .outlet import Outlet, write_text
@@ -97,6 +98,7 @@ def shows_colour(stream: TextIO | None) -> bool:
         return False
 
 
+@checked_options
 class LogFiles:
     """Keeps the output of calls in files, one for each rank of a gang: `ComputePool(..., logs=sky.LogFiles("logs"))`.
 

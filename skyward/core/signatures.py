@@ -15,6 +15,8 @@ __all__ = ["check_arguments", "checked_options", "innermost", "name_of"]
 
 C = TypeVar("C")
 
+_NO_ALIASES: Mapping[str, str] = types.MappingProxyType({})
+
 
 def name_of(function: Callable[..., Any]) -> str:
     """The name of any callable: of a partial, that of its function; of a callable object, that of its class."""
@@ -78,28 +80,37 @@ def _hint(kwargs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
 @overload
 def checked_options(thing: C, /) -> C: ...
 @overload
-def checked_options(*, aliases: Mapping[str, str], check: Callable[[Mapping[str, Any]], None]) -> Callable[[C], C]: ...
+def checked_options(
+    *,
+    place: str = "",
+    aliases: Mapping[str, str] = _NO_ALIASES,
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Callable[[C], C]: ...
 def checked_options(
     thing: Any = None,
     /,
     *,
-    aliases: Mapping[str, str] | None = None,
+    place: str = "",
+    aliases: Mapping[str, str] = _NO_ALIASES,
     check: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Any:
     """Make a class or function of ours refuse unknown options by a UsageError that names what was meant.
 
     Args:
+        place: what the options belong to, in messages; the name of the class or function by default.
         aliases: other names of options. Where they are given, a `**aliases` of the function is for type checkers only.
         check: is called with all arguments by name, those that were left out by their defaults, before the function.
     """
     if thing is None:
-        return functools.partial(_checked, aliases=aliases or {}, check=check)
-    return _checked(thing, aliases={}, check=None)
+        return functools.partial(_checked, place=place, aliases=aliases, check=check)
+    return _checked(thing, place=place, aliases=aliases, check=check)
 
 
-def _checked(thing: Any, *, aliases: Mapping[str, str], check: Callable[[Mapping[str, Any]], None] | None) -> Any:
+def _checked(
+    thing: Any, *, place: str, aliases: Mapping[str, str], check: Callable[[Mapping[str, Any]], None] | None
+) -> Any:
     function: Any = thing.__init__ if isinstance(thing, type) else thing  # type: ignore[misc]
-    place = getattr(thing, "__name__", "")
+    place = place or getattr(thing, "__name__", "")
     signature = inspect.signature(function)
     if aliases:
         signature = signature.replace(

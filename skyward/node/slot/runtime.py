@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
+from ...core.signatures import checked_options
 from ...values.topology import InstanceInfo, Rank
 
 __all__ = ["RunningCall", "current_call", "current_rank", "enter_call", "instance_info", "is_head", "once"]
@@ -88,6 +89,7 @@ _once_locks: dict[Hashable, threading.Lock] = {}
 _once_guard = threading.Lock()
 
 
+@checked_options
 def once(key: Hashable, factory: Callable[[], T]) -> T:
     """The value that `factory()` made the first time `key` was asked for in this process.
 
