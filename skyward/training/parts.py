@@ -1,4 +1,4 @@
-"""A user's model below its wrappers, and the part of it that one rank holds: a pipeline's stage."""
+"""A user's model below its wrappers, and the part of it that one rank holds: a pipeline's stage, or shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ModelPart", "WholeModel", "part_of", "unwrapped"]
+__all__ = ["ModelPart", "WholeModel", "is_dtensor", "part_of", "unwrapped"]
+
+_DATA_PARALLEL = ("DistributedDataParallel", "DataParallel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +40,19 @@ def part_of(trainer: Any) -> ModelPart | None:
     return getattr(trainer, "model_part", None)
 
 
+def is_dtensor(value: Any) -> bool:
+    """Return whether a tensor is spread over ranks (fully_shard, tensor parallelism).
+
+    By what it has, not by class: `torch.distributed.tensor` takes long to import, and is not there in every build.
+    """
+    return hasattr(value, "placements") and hasattr(value, "to_local")
+
+
 def unwrapped(model: Any) -> Any:
     """Return the user's model without wrappers of data parallelism (`.module`) and torch.compile (`._orig_mod`)."""
     while True:
         inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+        if inner is None and any(kind.__name__ in _DATA_PARALLEL for kind in type(model).__mro__):
             inner = model.module
         if inner is None:
             return model

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..agree import Ranks
-from ..dtensors import is_dtensor
-from ..parts import part_of
+from ..parts import is_dtensor, part_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..agree import Alone, Ranks
-from ..dtensors import is_dtensor
 from ..events import TrainerCallback
-from ..parts import part_of
+from ..parts import is_dtensor, part_of
 from .jsonlog import JsonLogWriter
 from .norms import joined, measure, parameters_to_measure, unmeasurable
 from .spectral import PowerIteration, as_matrix

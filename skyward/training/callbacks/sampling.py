@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ..agree import Ranks
-from ..dtensors import is_dtensor
+from ..parts import is_dtensor
 
 if TYPE_CHECKING:
     import torch

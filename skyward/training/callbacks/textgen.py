@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from ...errors import UsageError
 from ..agree import Alone, Ranks
-from ..dtensors import is_dtensor
 from ..events import TrainerCallback
+from ..parts import is_dtensor
 from .lines import write_line
 from .sampling import Sampling, context_length, device_of, logits_of, sample, undisturbed
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..._version import __version__
 from ...errors import UsageError
 from ..agree import Ranks
-from ..dtensors import is_dtensor
+from ..parts import is_dtensor
 from .commit import Staging, discard, new_token, staging_in
 from .finite import losses_are_finite
 from .folders import folder_at

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..dtensors import is_dtensor
-from ..parts import unwrapped
+from ..parts import is_dtensor, unwrapped
 
 __all__ = ["FROZEN_SAMPLE", "frozen_sample", "halved", "is_sharded", "model_state", "sends_parts"]
 

@@ -93,8 +93,11 @@ class _AcceleratedPrecision(Precision):
     """What Accelerate does to losses and gradients. Its state is that of the accelerator's scaler."""
 
     def __init__(self, args: TrainingArguments, device: torch.device, accelerator: Any) -> None:
+        self._accelerator = accelerator
         super().__init__(args, device)
-        self._accelerator, self._scaler = accelerator, accelerator.scaler
+
+    def restart(self) -> None:
+        self._scaler = self._accelerator.scaler
 
     def autocast(self) -> Any:
         return self._accelerator.autocast()

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ class Evaluated:
     labels: Any = None
 
 
+@dataclass(kw_only=True)
 class Evaluator:
     """Evaluates and predicts, and keeps the stream of the last data set: its workers may stay.
 
@@ -60,23 +61,16 @@ class Evaluator:
         opened, stepped: called when a data set is begun, and after each of its batches.
     """
 
-    def __init__(
-        self,
-        args: TrainingArguments,
-        *,
-        ranks: Ranks,
-        make_stream: Callable[[Any], Stream],
-        share: Callable[[str], str],
-        count: Callable[[MicroBatch], float | torch.Tensor],
-        opened: Callable[[], None],
-        stepped: Callable[[], None],
-    ) -> None:
-        self._args, self._ranks, self._count = args, ranks, count
-        self._make_stream, self._share = make_stream, share
-        self._opened, self._stepped = opened, stepped
-        self._kept: tuple[str, Stream] | None = None  # of a data set that can be read again
-        self.loader: Any = None
-        """The loader of the data set that was evaluated last."""
+    args: TrainingArguments
+    ranks: Ranks
+    make_stream: Callable[[Any], Stream]
+    share: Callable[[str], str]
+    count: Callable[[MicroBatch], float | torch.Tensor]
+    opened: Callable[[], None]
+    stepped: Callable[[], None]
+    loader: Any = field(init=False, default=None)
+    """The loader of the data set that was evaluated last."""
+    _kept: tuple[str, Stream] | None = field(init=False, default=None)  # of a data set that can be read again
 
     def evaluate(
         self,
@@ -95,7 +89,7 @@ class Evaluator:
         begun_at = time.monotonic()
         stream = self._stream_of(dataset)
         self.loader = stream.loader
-        self._opened()
+        self.opened()
         with _evaluating(model), torch.no_grad():
             done = self._run(stream, step, keeps=keeps)
         metrics: dict[str, Any] = {}
@@ -109,11 +103,11 @@ class Evaluator:
         return done, metrics | speed(prefix, time.monotonic() - begun_at, samples=done.samples, steps=done.steps)
 
     def _stream_of(self, dataset: Any) -> Stream:
-        key = self._share(str(id(dataset)) if is_map_style(dataset) else "")
+        key = self.share(str(id(dataset)) if is_map_style(dataset) else "")
         if not key:
-            return self._make_stream(dataset)
+            return self.make_stream(dataset)
         if self._kept is None or self._kept[0] != key:
-            self._kept = key, self._make_stream(dataset)
+            self._kept = key, self.make_stream(dataset)
         return self._kept[1]
 
     def _run(self, stream: Stream, step: Step, *, keeps: bool) -> Evaluated:
@@ -123,13 +117,13 @@ class Evaluator:
         samples = steps = 0
         has_loss = False
         kept: list[tuple[Any, Any] | None] = []
-        moves_every = self._args.eval_accumulation_steps or 1
+        moves_every = self.args.eval_accumulation_steps or 1
         while batches := stream.take(1):
             (batch,) = batches
             loss, predictions, labels = step(batch.inputs)
             if loss is not None and batch.samples:
                 has_loss = True
-                share = self._count(batch)
+                share = self.count(batch)
                 total, weight = total + loss.detach().double() * share, weight + share
             samples += batch.samples
             steps += 1
@@ -137,9 +131,9 @@ class Evaluator:
                 kept.append((predictions, labels) if batch.samples else None)
                 if steps % moves_every == 0:
                     kept[-moves_every:] = _moved(kept[-moves_every:])
-            self._stepped()
+            self.stepped()
         kept[steps - steps % moves_every :] = _moved(kept[steps - steps % moves_every :])
-        parts = self._ranks.exchange((float(total), float(weight), samples, has_loss, kept))
+        parts = self.ranks.exchange((float(total), float(weight), samples, has_loss, kept))
         loss_sum, weight_sum = sum(part[0] for part in parts), sum(part[1] for part in parts)
         # Ranks hold neighbouring samples of a round: rounds in turn, and ranks within them, are the data set's order.
         ordered = [row for rows in zip(*(part[4] for part in parts), strict=True) for row in rows if row is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ __all__ = ["TrainingLoop"]
 _log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True)
 class TrainingLoop:
     """One training of a model that is prepared for it.
 
@@ -37,36 +39,28 @@ class TrainingLoop:
         data_parallel_size: how many batches are trained on at once.
     """
 
-    def __init__(
-        self,
-        args: TrainingArguments,
-        run: TrainerRun,
-        *,
-        stream: Stream,
-        saver: Saver,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Scheduler,
-        precision: Precision,
-        accumulate: Callable[[list[MicroBatch]], tuple[torch.Tensor, int, float]],
-        evaluate: Callable[[], dict[str, Any]],
-        log: Callable[[dict[str, Any]], None],
-        data_parallel_size: int,
-    ) -> None:
-        self._args, self._run, self._stream, self._saver = args, run, stream, saver
-        self._model, self._optimizer, self._scheduler, self._precision = model, optimizer, scheduler, precision
-        self._accumulate, self._evaluate, self._log = accumulate, evaluate, log
-        self._data_parallel_size = data_parallel_size
+    args: TrainingArguments
+    run: TrainerRun
+    stream: Stream
+    saver: Saver
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Scheduler
+    precision: Precision
+    accumulate: Callable[[list[MicroBatch]], tuple[torch.Tensor, int, float]]
+    evaluate: Callable[[], dict[str, Any]]
+    log: Callable[[dict[str, Any]], None]
+    data_parallel_size: int
 
     def train(self, begun_at: float) -> TrainOutput:
         """Train to the end. Collective. begun_at: when the training began, by the monotonic clock."""
-        run, begun_with = self._run, self._run.state.global_step
+        run, begun_with = self.run, self.run.state.global_step
         run.begin()
         run.control.should_training_stop = run.control.should_abort_without_save = False
         run.fire("on_train_begin")
         run.agree()
-        if self._args.eval_on_start and begun_with == 0:
-            self._evaluate()
+        if self.args.eval_on_start and begun_with == 0:
+            self.evaluate()
         while run.position.epoch < run.state.num_train_epochs:
             self._run_epoch()
             if run.control.should_training_stop:
@@ -74,26 +68,26 @@ class TrainingLoop:
         return self._finish(begun_at, begun_with)
 
     def _run_epoch(self) -> None:
-        run, position = self._run, self._run.position
+        run, position = self.run, self.run.position
         run.control.should_epoch_stop = False
         if position.rounds == 0:
-            self._saver.resume_random_numbers()  # the saved run drew what callbacks draw here after it was saved
+            self.saver.resume_random_numbers()  # the saved run drew what callbacks draw here after it was saved
             self._make_up_evaluation()
         run.fire("on_epoch_begin")
         if not position.is_stopped:
-            self._stream.open(position.epoch, skip=0 if self._args.ignore_data_skip else position.rounds)
-            self._saver.resume_random_numbers()
+            self.stream.open(position.epoch, skip=0 if self.args.ignore_data_skip else position.rounds)
+            self.saver.resume_random_numbers()
             self._make_up_evaluation()
             self._run_steps()
         run.end_epoch()
         self._log_evaluate_save()
 
     def _run_steps(self) -> None:
-        run = self._run
+        run = self.run
         has_data = run.position.rounds > 0
         # An interrupted run that had all its steps has none to do: the flag that ended it is not kept.
         while not run.has_all_steps:
-            batches = self._stream.take(self._args.gradient_accumulation_steps)
+            batches = self.stream.take(self.args.gradient_accumulation_steps)
             if not batches:
                 break
             has_data = True
@@ -107,17 +101,17 @@ class TrainingLoop:
 
     def _step(self, batches: list[MicroBatch]) -> None:
         """Make one optimizer step, from the first micro-batch to the checkpoint after it."""
-        run = self._run
+        run = self.run
         run.begin_step()
-        step_loss, tokens, flos = self._accumulate(batches)
-        norm = self._precision.clip(self._optimizer, self._model.parameters(), self._args.max_grad_norm)
+        step_loss, tokens, flos = self.accumulate(batches)
+        norm = self.precision.clip(self.optimizer, self.model.parameters(), self.args.max_grad_norm)
         run.fire("on_pre_optimizer_step")
-        was_made = self._precision.step(self._optimizer)
+        was_made = self.precision.step(self.optimizer)
         run.fire("on_optimizer_step")  # gradients are still there, as Hugging Face promises
-        rate = learning_rate_of(self._optimizer)
-        if was_made and not isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step()
-        self._model.zero_grad(set_to_none=True)
+        rate = learning_rate_of(self.optimizer)
+        if was_made and not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step()
+        self.model.zero_grad(set_to_none=True)
         run.record.add(step_loss, tokens=tokens, flos=flos)
         run.fire("on_train_metrics", metrics={"loss": step_loss, "grad_norm": norm, "tokens": tokens})
         run.end_step(rounds=len(batches), norm=norm, rate=rate, loss=step_loss)
@@ -125,19 +119,19 @@ class TrainingLoop:
 
     def _log_evaluate_save(self) -> None:
         """Do what the flags ask for at the end of a step or epoch. They are agreed whenever callbacks had a say."""
-        run, saver, args = self._run, self._saver, self._args
+        run, saver, args = self.run, self.saver, self.args
         is_scheduled, run.is_scheduled = run.is_scheduled, False
         saver.tell()
         run.agree()
         if run.control.should_log and run.record.steps:
-            self._log(run.logs_of_step())
+            self.log(run.logs_of_step())
             run.agree()
         if saver.is_ending() and not run.control.should_abort_without_save:
             saver.save_and_end()
         if run.control.should_evaluate:
-            metrics = self._evaluate()
-            if isinstance(self._scheduler, ReduceLROnPlateau):
-                self._scheduler.step(watched(args, metrics))
+            metrics = self.evaluate()
+            if isinstance(self.scheduler, ReduceLROnPlateau):
+                self.scheduler.step(watched(args, metrics))
             is_best_so_far = is_best(args, metrics, run.state)
             if args.save_strategy == "best":
                 run.control.should_save |= is_best_so_far  # a callback may have asked for it, too
@@ -153,27 +147,27 @@ class TrainingLoop:
             run.agree()
 
     def _make_up_evaluation(self) -> None:
-        if self._run.position.owes_evaluation:
-            self._run.position.owes_evaluation = False
-            self._run.control.should_evaluate = True
+        if self.run.position.owes_evaluation:
+            self.run.position.owes_evaluation = False
+            self.run.control.should_evaluate = True
             self._log_evaluate_save()
 
     def _finish(self, begun_at: float, begun_with: int) -> TrainOutput:
-        run, args = self._run, self._args
-        self._saver.tell(waits=True)
+        run, args = self.run, self.args
+        self.saver.tell(waits=True)
         if run.record.steps:
             run.drain()
         best = run.state.best_model_checkpoint
         if args.load_best_model_at_end and best is not None:
-            self._saver.load(best, only={"model"})
+            self.saver.load(best, only={"model"})
         steps = run.state.global_step - begun_with
-        width = args.train_batch_size * args.gradient_accumulation_steps * self._data_parallel_size
+        width = args.train_batch_size * args.gradient_accumulation_steps * self.data_parallel_size
         metrics: dict[str, Any] = {
             **speed("train", time.monotonic() - begun_at, samples=steps * width, steps=steps),
             "total_flos": run.state.total_flos,
             "train_loss": run.record.mean_of_run(),
         }
-        self._log(metrics)
+        self.log(metrics)
         run.agree()
         run.fire("on_train_end")
         run.agree()

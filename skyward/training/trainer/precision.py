@@ -30,7 +30,12 @@ class Precision:
     def __init__(self, args: TrainingArguments, device: torch.device) -> None:
         self._device = device
         self._dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-        self._scaler = torch.amp.GradScaler(device.type) if args.fp16 else None
+        self._scaler: torch.amp.GradScaler | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a training: with the scale that a scaler begins with."""
+        self._scaler = torch.amp.GradScaler(self._device.type) if self._dtype is torch.float16 else None
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Around forward and loss, in evaluation too."""

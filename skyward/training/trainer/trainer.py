@@ -23,13 +23,14 @@ from ..bus import CallbackHandler
 from ..checkpoint import Checkpoints, ModelState, OptimizerState, RNGState, SharingPattern, StateComponent
 from ..checkpoint.rng import seed_everything
 from ..events import TrainerControl, TrainerState
+from ..parts import unwrapped
 from . import loss
 from .batches import MicroBatch
 from .collate import Collator, Inputs, columns_of
 from .data_sources import check_datasets
 from .evaluation import Evaluated, Evaluator, loss_in, outputs_without_loss
 from .loop import TrainingLoop
-from .objective import Objective
+from .loss import Objective
 from .optimization import Scheduler, make_optimizer, make_scheduler
 from .outputs import EvalPrediction, PredictionOutput, TrainOutput
 from .precision import Precision, make_deterministic
@@ -44,7 +45,6 @@ from .world import (
     is_sharded,
     place,
     ranks_of_environment,
-    unwrap,
     wrap,
 )
 
@@ -120,7 +120,7 @@ class Trainer:
         )
         self._objective = Objective(self.model, self.args, device=self.device, compute=compute_loss_func)
         self._evaluator = Evaluator(
-            self.args,
+            args=self.args,
             ranks=self._data_ranks,
             make_stream=partial(self._make_stream, is_training=False),
             share=self.ranks.share if self._is_read_by_one else str,
@@ -156,7 +156,7 @@ class Trainer:
     def _take(self, model: nn.Module) -> None:
         """Take what this rank trains of the user's model, the columns to keep, and what a batch must have some of."""
         self.model_wrapped = place(model, self.device)
-        self.model = unwrap(self.model_wrapped)
+        self.model = unwrapped(self.model_wrapped)
         self._columns = columns_of(self.model, self.args.label_names)
         self._inputs = Inputs.of(self.model, self.args.label_names, who=type(self).__name__)
 
@@ -267,8 +267,8 @@ class Trainer:
         assert self.optimizer is not None
         assert self.lr_scheduler is not None
         return TrainingLoop(
-            self.args,
-            self._run,
+            args=self.args,
+            run=self._run,
             stream=stream,
             saver=self._saver,
             model=self.model_wrapped,
@@ -290,8 +290,8 @@ class Trainer:
         if not self._given_scheduler:
             self.lr_scheduler = None  # one of an earlier train() knew another number of steps
         self.lr_scheduler = self.create_scheduler(self.state.max_steps)
+        self._precision.restart()
         self._wrap()
-        self._precision = self._make_precision()
 
     def _wrap(self) -> None:
         """Put around model and optimizer what is there while they are trained."""

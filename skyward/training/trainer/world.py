@@ -13,7 +13,7 @@ from torch import nn
 from ...errors import UsageError
 from ..agree import Ranks, ranks_of_this_process
 from ..arguments import TrainingArguments
-from ..dtensors import is_dtensor
+from ..parts import is_dtensor, unwrapped
 
 __all__ = [
     "accumulating",
@@ -25,7 +25,6 @@ __all__ = [
     "is_sharded",
     "place",
     "ranks_of_environment",
-    "unwrap",
     "wrap",
 ]
 
@@ -111,9 +110,8 @@ def _data_parallel_sizes(model: nn.Module) -> dict[int, int]:
 
 def place(model: nn.Module, device: torch.device) -> nn.Module:
     """On its device; what is wrapped or sharded is where its maker has put it."""
-    if is_sharded(model) or unwrap(model) is not model:
-        return model
-    return model.to(device)
+    is_placed = is_sharded(model) or unwrapped(model) is not model
+    return model if is_placed else model.to(device)
 
 
 def checkpoint_activations(model: nn.Module, args: TrainingArguments) -> None:
@@ -158,18 +156,6 @@ def ddp_options(args: TrainingArguments) -> dict[str, Any]:
     names = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")
     options = {name: getattr(args, f"ddp_{name}") for name in names}
     return {name: value for name, value in options.items() if value is not None}
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module, out of DistributedDataParallel, DataParallel and torch.compile."""
-    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while True:
-        if isinstance(model, wrappers):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
 
 
 @contextlib.contextmanager
