@@ -12,7 +12,8 @@
     skyward integrations    skyward.cli.integrations.describe()
     skyward train           skyward.training.control
 
-A subcommand is a module of this package with `add_to(subcommands)`; `COMMANDS` names it. What a subcommand needs is
+A subcommand is a module of this package with HELP, DESCRIPTION, EPILOG, `add_options(parser)` and `run(arguments)`;
+`COMMANDS` names it. Without `run`, as where it has commands of its own, it shows its help. What a subcommand needs is
 imported when it runs, so `skyward --help` answers at once.
 """
 
@@ -21,13 +22,26 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 from .. import _version, errors
 from . import checkpoint, doctor, down, garbage, integrations, logs, offers, plan, pools, shell, train
 
 __all__ = ["main"]
 
-COMMANDS = (pools, down, logs, shell, offers, plan, garbage, doctor, integrations, train, checkpoint)
+COMMANDS: dict[str, ModuleType] = {
+    "ls": pools,
+    "down": down,
+    "logs": logs,
+    "ssh": shell,
+    "offers": offers,
+    "plan": plan,
+    "gc": garbage,
+    "doctor": doctor,
+    "integrations": integrations,
+    "train": train,
+    "checkpoint": checkpoint,
+}
 
 DESCRIPTION = """\
 Decorate a Python function, choose where it runs at the call site, get its value back.
@@ -56,11 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises SystemExit for `--help`, `--version` and a wrong command line, as argparse does.
     """
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] | None = arguments.run
     if run is None:
-        parser.print_help()
+        arguments.parser.print_help()
         return 0
     from ..console.log_handler import install_handler  # `logging` takes milliseconds that --help does not need
 
@@ -76,15 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line; also what a documentation page or a completion script reads."""
-    parser = argparse.ArgumentParser(
-        prog="skyward",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="skyward", description=DESCRIPTION, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action="version", version=f"skyward {_version.__version__}")
-    parser.set_defaults(run=None)
+    parser.set_defaults(run=None, parser=parser)
     subcommands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_to(subcommands)
+    for name, command in COMMANDS.items():
+        texts = {"help": command.HELP, "description": command.DESCRIPTION, "epilog": command.EPILOG}
+        own = subcommands.add_parser(name, **texts, formatter_class=layout)
+        own.set_defaults(run=getattr(command, "run", None), parser=own)
+        command.add_options(own)
     return parser

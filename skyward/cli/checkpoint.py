@@ -6,14 +6,8 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from .groups import add_group
-
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-__all__ = ["add_to"]
+__all__ = ["add_options"]
 
 HELP = "list, verify, compare and convert checkpoints"
 
@@ -37,10 +31,8 @@ export_checkpoint()
 """
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    actions = add_group(
-        subcommands, "checkpoint", summary=HELP, description=DESCRIPTION, epilog=EPILOG, members="actions"
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
     unsafe = "load objects of any class: runs code of the files"
     ls = actions.add_parser("ls", help="the whole checkpoints of a run, the oldest first")
     ls.add_argument("output_dir")
@@ -65,7 +57,7 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
     migrate.add_argument("target")
     migrate.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="of a component")
     migrate.add_argument("--allow-pickle", action="store_true", help=unsafe)
-    migrate.set_defaults(run=_refusing(_migrate), refuse=migrate.error)
+    migrate.set_defaults(run=_refusing(_migrate), parser=migrate)
     export = actions.add_parser("export", help="write components for others to read")
     export.add_argument("source")
     export.add_argument("target")
@@ -91,7 +83,7 @@ def _refusing(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 def _ls(arguments: argparse.Namespace) -> int:
     from ..training.checkpoint.folders import folder_at
     from ..training.checkpoint.layout import checkpoints_in, manifest_at
-    from .tables import table
+    from .screen import table
 
     rows = []
     for found in checkpoints_in(arguments.output_dir):
@@ -111,7 +103,7 @@ def _show(arguments: argparse.Namespace) -> int:
     from ..training.checkpoint.folders import folder_at
     from ..training.checkpoint.inspection import describe
     from ..training.checkpoint.layout import manifest_at
-    from .tables import table
+    from .screen import table
 
     manifest = manifest_at(folder_at(arguments.path))
     if arguments.json:
@@ -156,7 +148,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
     for rename in arguments.rename:
         old, separator, new = rename.partition("=")
         if not separator:
-            arguments.refuse(f"--rename {rename}: give OLD=NEW")
+            arguments.parser.error(f"--rename {rename}: give OLD=NEW")
         keys[old] = new
     allow_pickle = arguments.allow_pickle
     print(migrate_checkpoint(arguments.source, arguments.target, keys=keys, allow_pickle=allow_pickle))

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from .. import _version
 from .host import HostFacts, Support, examine_host
 from .packages import Extra, PackageState, examine_extras
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-__all__ = ["Report", "add_to", "examine"]
+__all__ = ["Report", "add_options", "examine"]
 
 HELP = "say what this machine offers and which extras are installed"
 
@@ -60,15 +56,8 @@ def examine() -> Report:
     )
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "doctor",
-        help=HELP,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=run)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: it has no options."""
 
 
 def run(_arguments: argparse.Namespace) -> int:

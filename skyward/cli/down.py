@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-__all__ = ["add_to"]
+__all__ = ["add_options", "run"]
 
 HELP = "end a pool: its calls, its nodes, what it has rented"
 
@@ -29,19 +25,16 @@ from Python: skyward.pool.fleet.end()
 """
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "down", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pool", nargs="*", metavar="POOL", help="name of a pool")
     parser.add_argument("--all", action="store_true", help="all pools of yours on this machine")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ..errors import SkywardError
     from ..pool.fleet import end
+    from .screen import is_sure
 
     if bool(arguments.pool) == arguments.all:
         arguments.parser.error("name the pools to end, or give --all")
@@ -49,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not names:
         print("no pool of this machine is open, and none has left anything on record")
         return 0
-    if not arguments.yes and not _is_sure(names):
+    action = f"end {', '.join(names)}"
+    if not arguments.yes and not is_sure(action, f"{action}?"):
         return 1
     status = 0
     for name in names:
@@ -67,13 +61,3 @@ def _names(arguments: argparse.Namespace) -> list[str]:
     if arguments.all:
         return [pool.pool for pool in survey().pools if pool.state != "elsewhere"]
     return list(dict.fromkeys(meant for name in arguments.pool for meant in names_meant(name)))
-
-
-def _is_sure(names: list[str]) -> bool:
-    if not sys.stdin.isatty():
-        print(f"skyward: this would end {', '.join(names)}; give --yes where nobody can be asked", file=sys.stderr)
-        return False
-    try:
-        return input(f"end {', '.join(names)}? [y/N] ").strip().lower() in ("y", "yes")
-    except EOFError:  # the end of the input is no consent
-        return False

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-__all__ = ["add_to"]
+__all__ = ["add_options", "run"]
 
 HELP = "remove what dead pools left, end what they rented"
 
@@ -33,10 +31,7 @@ from Python: skyward.providers.local.collect_garbage() and skyward.providers.rea
 """
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "gc", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--provider", action="append", default=[], metavar="NAME", help="look there too; aws: its default region"
     )
@@ -46,18 +41,15 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         "--cache", action="store_true", help="only what this machine and SSH hosts keep for the next pool"
     )
     parser.add_argument("--host", action="append", default=[], metavar="HOST", help="with --cache: there too")
-    parser.set_defaults(run=run, refuse=parser.error)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.cache:
         if arguments.dry_run or arguments.local:
-            arguments.refuse("--cache goes with --provider and --host only")
-        from .caches import clear
-
-        return clear(arguments.provider, arguments.host)
+            arguments.parser.error("--cache goes with --provider and --host only")
+        return _clear_caches(arguments.provider, arguments.host)
     if arguments.host:
-        arguments.refuse("--host goes with --cache: pools on hosts of yours leave nothing else there")
+        arguments.parser.error("--host goes with --cache: pools on hosts of yours leave nothing else there")
     from ..providers.local import collect_garbage
 
     found: list[str] = []
@@ -96,3 +88,40 @@ def _rented(arguments: argparse.Namespace) -> tuple[bool, list[str], list[Any]]:
         return True, [f"{one.instance.id} of pool {one.pool}" for one in orphans], [*wrong, *failures]
     ended, failures = reaper.gc(providers)
     return True, ended, [*wrong, *failures]
+
+
+def _clear_caches(providers: Iterable[str], hosts: list[str]) -> int:
+    """Remove what pools keep for the next pool.
+
+    That is on this machine, on `hosts`, and on the hosts of the SSH providers that skyward.toml mentions or that are
+    named.
+
+    Prints what was removed. Returns the exit status: 1 where a host could not be cleared.
+    """
+    from ..pool.config import mentioned_providers
+    from ..providers.ssh import SSH
+
+    told: dict[str, Any] = {"this machine": _here()}
+    named = [SSH(hosts=hosts)] if hosts else []
+    mentioned, wrong = mentioned_providers(providers)
+    for provider in [*named, *mentioned]:
+        if isinstance(provider, SSH):
+            told |= provider.clear_caches()
+    for error in wrong:
+        print(f"skyward: {error}", file=sys.stderr)
+    failed = bool(wrong)
+    for host, cleared in told.items():
+        if isinstance(cleared, Exception):
+            failed = True
+            print(f"skyward: {cleared}", file=sys.stderr)
+            continue
+        in_use = f"; {len(cleared.kept)} in use or just used, kept" if cleared.kept else ""
+        print(f"{host}: {cleared.freed_gib:.2f} GiB removed{in_use}")
+    return 1 if failed else 0
+
+
+def _here() -> object:
+    from ..bootstrap.cache import clear_cache
+    from ..ssh.command import run_process
+
+    return clear_cache(lambda command, **options: run_process(["sh", "-c", command], **options))

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from .packages import version_of
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ..integrations.base import IntegrationBase
 
-__all__ = ["Description", "add_to", "describe"]
+__all__ = ["Description", "add_options", "describe"]
 
 HELP = "the frameworks there is support for, and what each sets up"
 
@@ -140,17 +138,9 @@ def _version(package: str) -> str:
 # Showing ------------------------------------------------------------------------------------------------------------
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "integrations",
-        help=HELP,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, in full")
     parser.add_argument("--markdown", action="store_true", help="the page docs/integrations.md")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

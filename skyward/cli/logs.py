@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from ..core.printable import coloured
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ..state.outputs import OutputLine
 
-__all__ = ["add_to"]
+__all__ = ["add_options", "run"]
 
 HELP = "show what the calls of a pool print, or printed"
 
@@ -32,15 +30,11 @@ from Python: skyward.state.outputs.read_output()
 """
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "logs", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pool", metavar="POOL", help="name of a pool; of several, the youngest")
     parser.add_argument("-f", "--follow", action="store_true", help="wait for more until the pool is closed")
     parser.add_argument("-n", "--tail", type=int, metavar="LINES", help="only so many of the last lines")
     parser.add_argument("--time", action="store_true", help="when each line came")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

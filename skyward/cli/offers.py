@@ -7,12 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
     from collections.abc import Sequence
 
     from ..values.machine import Offer
 
-__all__ = ["add_to", "describe", "fields_of"]
+__all__ = ["add_options", "describe", "fields_of"]
 
 HELP = "list machines that could be rented now, with prices"
 
@@ -32,21 +31,13 @@ from Python: sky.ComputePool(provider, ...).offers()
 _ALL = 0
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "offers",
-        help=HELP,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--provider", metavar="NAME", help="aws, ...; or one of [providers] in skyward.toml")
     which.add_argument("--pool", metavar="NAME", help="what this pool of skyward.toml asks for")
     add_wishes(parser)
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="so many at most, 0: all; 20 by default")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def add_wishes(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +90,7 @@ def fields_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     from ..pool.pool import ComputePool
-    from .tables import as_json
+    from .screen import as_json
 
     found = ComputePool(**fields_of(arguments)).offers()
     shown = found if arguments.limit == _ALL else found[: arguments.limit]
@@ -114,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def describe(offers: Sequence[Offer]) -> list[str]:
     """The offers as a table."""
-    from .tables import table
+    from .screen import table
 
     rows = [
         (

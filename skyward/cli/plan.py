@@ -6,11 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ..pool.pool import ComputePool
 
-__all__ = ["add_to", "describe"]
+__all__ = ["add_options", "describe"]
 
 HELP = "show the requests that a pool would send; send none"
 
@@ -28,18 +26,14 @@ from Python: sky.ComputePool.named("train").plan()
 """
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "plan", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pool", metavar="NAME", help="name of a pool of skyward.toml")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ..pool.pool import ComputePool
-    from .tables import as_json
+    from .screen import as_json
 
     pool = ComputePool.named(arguments.pool)
     requests = pool.plan()
@@ -67,7 +61,7 @@ def describe(pool: ComputePool) -> list[str]:
 
 
 def _request(request: Any) -> str:
-    from .tables import as_json
+    from .screen import as_json
 
     if hasattr(request, "operation"):
         return f"{request.operation} {as_json(request.parameters)}"

@@ -7,12 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
     from collections.abc import Sequence
 
     from ..pool.fleet import FleetPool
 
-__all__ = ["add_to"]
+__all__ = ["add_options", "run"]
 
 HELP = "list your open pools and what is rented, with costs"
 
@@ -33,21 +32,17 @@ from Python: skyward.pool.fleet.survey()
 """
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "ls", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--provider", action="append", default=[], metavar="NAME", help="look there too")
     parser.add_argument("--local", action="store_true", help="only what is known on this machine; asks no provider")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from ..pool.config import rented_providers
     from ..pool.fleet import survey
     from ..state.journal import journals
-    from .tables import as_json
+    from .screen import as_json
 
     providers, wrong = ([], []) if arguments.local else rented_providers(arguments.provider)
     was_asked = bool(providers or journals()) and not arguments.local
@@ -74,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 def describe(pools: Sequence[FleetPool]) -> list[str]:
     """The pools as a table, with a sum where anything costs money."""
     from ..console.words import duration, usd
-    from .tables import table
+    from .screen import table
 
     rows: list[tuple[str, ...]] = [
         (

@@ -9,11 +9,9 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
     from ..state.live import LivePool
 
-__all__ = ["add_to", "terminal_of"]
+__all__ = ["add_options", "terminal_of"]
 
 HELP = "open a shell on a node, or run a command there"
 
@@ -34,10 +32,7 @@ from Python: skyward.cli.shell.terminal_of()
 """
 
 
-def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subcommands.add_parser(
-        "ssh", help=HELP, description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pool", metavar="POOL", help="name of an open pool")
     parser.add_argument(
         "rest",
@@ -45,7 +40,6 @@ def add_to(subcommands: _SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="[NODE] [-- COMMAND]",
         help="number of the node, else 0; a command",
     )
-    parser.set_defaults(run=run, parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,16 +1,17 @@
-"""Tables and JSON, as the subcommands print them."""
+"""Tables, JSON and questions, as the subcommands show them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..console.words import columns
 from ..core.printable import printable
 
-__all__ = ["as_json", "table"]
+__all__ = ["as_json", "is_sure", "table"]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
@@ -38,6 +39,20 @@ def as_json(value: Any) -> str:
     '"ssh-ed25519 AAAA"'
     """
     return json.dumps(value, default=_plain, indent=2)
+
+
+def is_sure(action: str, question: str) -> bool:
+    """Ask whether to go on with what cannot be undone. Without a terminal the answer is no, and says so.
+
+    action: what would be done, such as "end train".
+    """
+    if not sys.stdin.isatty():
+        print(f"skyward: this would {action}; give --yes where nobody can be asked", file=sys.stderr)
+        return False
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # the end of the input is no consent
+        return False
 
 
 def _plain(value: Any) -> Any:
