@@ -16,7 +16,7 @@ from ..parts import part_of
 from .early_stopping import EarlyStopping
 from .evaluator import AsyncEvaluator
 from .legal import check_names
-from .ranks import submit_model
+from .ranks import Evaluations
 from .records import EvaluationRecord
 
 if TYPE_CHECKING:
@@ -84,13 +84,20 @@ class AsyncEvaluation(TrainerCallback):
             if stop_on is None
             else EarlyStopping(stop_on, patience=patience, threshold=threshold, greater_is_better=greater_is_better)
         )
-        self.evaluator: AsyncEvaluator | None = None
-        """Rank 0's, while a run is on; None elsewhere."""
-        self.history: list[EvaluationRecord] = []
-        """Of all records so far, on every rank; a resumed run's goes on."""
+        self._evaluations = Evaluations(type(self).__name__, has_collective_events=True)
         self._bus: CallbackHandler | None = None
         self._submitted_at: int | None = None
         self._is_reporting = False
+
+    @property
+    def evaluator(self) -> AsyncEvaluator | None:
+        """Rank 0's, while a run is on; None elsewhere."""
+        return self._evaluations.evaluator
+
+    @property
+    def history(self) -> list[EvaluationRecord]:
+        """All records so far, on every rank; a resumed run's goes on."""
+        return self._evaluations.records
 
     @property
     def state_key(self) -> str:
@@ -113,44 +120,42 @@ class AsyncEvaluation(TrainerCallback):
         self.close()
         self._submitted_at = None
         if state.global_step == 0:
-            self.history = []
-        if ranks.rank == 0:
-            self.evaluator = AsyncEvaluator(*self._parts, **self._options)
-            self.evaluator.warm_up()
+            self._evaluations.records = []
+        self._evaluations.open(
+            lambda: AsyncEvaluator(*self._parts, **self._options), ranks=ranks, trainable_only=self._trainable_only
+        )
 
     def on_step_end(self, state: Any, ranks: Ranks, control: Any, **kwargs: Any) -> None:
         if self._strategy == "steps" and state.global_step % self._every(state) == 0:
-            self._submit(state, ranks, kwargs)
+            self._submit(state, kwargs["model"])
         if ranks.world_size == 1:
-            self._report(state, ranks, control, kwargs)
+            self._report(state, control, kwargs)
 
-    def on_epoch_end(self, state: Any, ranks: Ranks, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(self, state: Any, control: Any, **kwargs: Any) -> None:
         if self._strategy == "epoch":
-            self._submit(state, ranks, kwargs)
-        self._report(state, ranks, control, kwargs)
+            self._submit(state, kwargs["model"])
+        self._report(state, control, kwargs)
 
     def on_log(self, state: Any, ranks: Ranks, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if ranks.world_size > 1 and not self._is_reporting:
-            self._report(state, ranks, control, kwargs)
+            self._report(state, control, kwargs)
 
-    def on_train_end(self, state: Any, ranks: Ranks, control: Any, **kwargs: Any) -> None:
-        self._report(state, ranks, control, kwargs, is_last=True)
+    def on_train_end(self, state: Any, control: Any, **kwargs: Any) -> None:
+        self._report(state, control, kwargs, is_last=True)
         self.close()
 
     def close(self) -> None:
-        """Ends what is open. A run that raises calls it, too."""
-        evaluator, self.evaluator = self.evaluator, None
-        if evaluator is not None:
-            evaluator.close()
+        """End what is open. A run that raises calls it, too."""
+        self._evaluations.close()
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "history": [asdict(each) for each in self.history],
+            "history": [asdict(record) for record in self.history],
             "stopping": None if self._stopping is None else self._stopping.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        self.history = [EvaluationRecord(**each) for each in state_dict["history"]]
+        self._evaluations.records = [EvaluationRecord(**record) for record in state_dict["history"]]
         if self._stopping is not None and state_dict["stopping"] is not None:
             self._stopping.load_state_dict(state_dict["stopping"])
 
@@ -159,37 +164,30 @@ class AsyncEvaluation(TrainerCallback):
     def _every(self, state: Any) -> int:
         return self._eval_steps or max(1, int(state.eval_steps or 0))
 
-    def _submit(self, state: Any, ranks: Ranks, context: Mapping[str, Any]) -> None:
-        if self._submitted_at == state.global_step:
-            return
-        self._submitted_at = state.global_step
-        submit_model(
-            self.evaluator,
-            context["model"],
-            ranks=ranks,
-            step=state.global_step,
-            epoch=state.epoch,
-            trainable_only=self._trainable_only,
-        )
+    def _submit(self, state: Any, model: Any) -> None:
+        if self._submitted_at != state.global_step and self._evaluations.is_open:
+            self._submitted_at = state.global_step
+            self._evaluations.submit(model, step=state.global_step, epoch=state.epoch)
 
-    def _report(
-        self, state: Any, ranks: Ranks, control: Any, context: Mapping[str, Any], *, is_last: bool = False
-    ) -> None:
-        """What has ended since the last time, told to all ranks."""
-        records: list[EvaluationRecord] = []
-        if self.evaluator is not None:
-            step = state.global_step
-            records = self.evaluator.drain(self._drain_timeout_s) if is_last else self.evaluator.collect(step=step)
-        for record in ranks.share(records):
-            self.history.append(record)
+    def _report(self, state: Any, control: Any, context: Mapping[str, Any], *, is_last: bool = False) -> None:
+        """Log what has ended since the last time, on all ranks."""
+        evaluations, step = self._evaluations, state.global_step
+        if not evaluations.pending:  # or it was closed
+            return
+        records = (
+            evaluations.drain(step=step, timeout_s=self._drain_timeout_s) if is_last else evaluations.poll(step=step)
+        )
+        for record in records:
             if record.metrics:
                 self._log(record, state, control, context)
             if self._stopping is not None and self._stopping.observe(record) and not is_last:
-                _log.info("training stops at step %d, by the evaluation of step %d", state.global_step, record.step)
+                _log.info("training stops at step %d, by the evaluation of step %d", step, record.step)
                 control.should_training_stop = True
 
     def _log(self, record: EvaluationRecord, state: Any, control: Any, context: Mapping[str, Any]) -> None:
-        metrics = {name if name.startswith("eval_") else f"eval_{name}": each for name, each in record.metrics.items()}
+        metrics = {
+            name if name.startswith("eval_") else f"eval_{name}": value for name, value in record.metrics.items()
+        }
         logs = {**metrics, "epoch": record.epoch}
         state.log_history.append({**logs, "step": record.step})
         if self._bus is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Prepared", "same_random_numbers"]
+__all__ = ["Prepared", "prepare_for", "same_random_numbers"]
 
 
 class Prepared:
@@ -35,6 +35,14 @@ class Prepared:
         """Makes a model now; random numbers go on as if it had not been made."""
         with same_random_numbers():
             self._made = [self.factory()]
+
+
+def prepare_for(compute: Any, factory: Callable[[], Any]) -> Prepared:
+    """Wrap a factory, and make its first model now if evaluations run in this process. compute: where they run."""
+    prepared = Prepared(factory)
+    if compute is None or getattr(compute, "shares_memory", False) is True:
+        prepared.prepare()
+    return prepared
 
 
 @contextmanager

@@ -26,13 +26,15 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ....errors import UsageError
 from ...agree import Ranks
-from ..evaluations import Drain, Evaluations, RunOptions, line_of, named, row_of, with_options
+from ...evaluation.evaluator import AsyncEvaluator, Drain
+from ...evaluation.ranks import Evaluations
+from ..evaluations import RunOptions, line_of, named, row_of, with_options
 from ..foreign import load_framework, on_the_stack, plain
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerCallback
 
-    from ...evaluation import AsyncEvaluator, BestModel, EvaluationRecord
+    from ...evaluation import BestModel, EvaluationRecord
 else:
     TrainerCallback = load_framework("transformers.trainer_callback", extra="transformers").TrainerCallback
 
@@ -99,13 +101,12 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
         if cadence not in ("epoch", "trainer") and (not isinstance(cadence, int) or cadence < 1):
             raise UsageError(f"cadence: {cadence!r}; it is 'epoch', 'trainer', or a number of optimizer steps, >= 1")
         self._parts = (model_factory, eval_fn, eval_payload)
-        self._cadence, self._trainable_only = cadence, trainable_only
+        self._options = {"compute": val_compute, "drain": drain, "load": load, "best": best, **options}
+        self._cadence, self._trainable_only, self._ranks = cadence, trainable_only, ranks
         self._evaluations = Evaluations(
             type(self).__name__,
-            {"val_compute": val_compute, "drain": drain, "load": load, "best": best, **options},
             missing="training has not begun; add it before train() is called",
             max_age_steps=max_age_steps,
-            ranks=ranks,
             row=self._row,
             line=_line if verbose else None,
         )
@@ -130,7 +131,7 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
     def on_train_begin(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         self._meet(args)
         try:
-            self._evaluations.open(self._evaluator, trainable_only=self._trainable_only)
+            self._evaluations.open(self._evaluator, ranks=self._ranks, trainable_only=self._trainable_only)
         finally:
             self._close_first()  # on ranks that have no evaluator
 
@@ -168,7 +169,8 @@ class SakuraHFCallback(TrainerCallback):  # type: ignore[misc]  # its base is An
 
     def _evaluator(self) -> AsyncEvaluator:
         first, self._first = self._first, None
-        return first or self._evaluations.make(*self._parts, argument_names={"payload": "eval_payload"})
+        names = {"compute": "val_compute", "payload": "eval_payload"}
+        return first or AsyncEvaluator(*self._parts, **self._options, argument_names=names)
 
     def _close_first(self) -> None:
         first, self._first = self._first, None

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from ....errors import UsageError
 from ...agree import Ranks
 from ...evaluation.best import BestModel, BestValue, is_greater_better
-from ...evaluation.evaluator import MAX_PENDING
+from ...evaluation.evaluator import MAX_PENDING, AsyncEvaluator, Drain
 from ...evaluation.model_copy import ModelCopier
-from ...evaluation.prepared import Prepared
-from ..evaluations import Drain, Evaluations, RunOptions, check_callable, line_of, named, with_options
+from ...evaluation.prepared import Prepared, prepare_for
+from ...evaluation.ranks import Evaluations
+from ..evaluations import RunOptions, check_callable, line_of, named, row_of_epoch, with_options
 from ..foreign import load_framework, on_the_stack
 from .callbacks import KerasCallbacks, steps_taken
 from .models import KerasFactory, KerasSave, KerasScore, load_keras, values_of
@@ -39,7 +40,7 @@ from .monitors import KerasMonitors
 if TYPE_CHECKING:
     from keras import callbacks as kinds
 
-    from ...evaluation import AsyncEvaluator, EvaluationRecord
+    from ...evaluation import EvaluationRecord
     from ...evaluation.model_copy import ModelCopy
 else:
     kinds = load_framework("keras", extra="keras").callbacks
@@ -112,15 +113,15 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         if model_path is not None and not os.fspath(model_path).endswith(_FILES):
             raise UsageError(f"model_path={os.fspath(model_path)!r}: it must end in {', '.join(_FILES)}")
         check_callable(model_factory=model_factory, val_fn=val_fn)
-        self._factory, self._parts = model_factory, (KerasScore(val_fn), val_payload)
+        self._factory, self._parts, self._ranks = model_factory, (KerasScore(val_fn), val_payload), ranks
+        self._options = {"compute": val_compute, "drain": drain, "load": load_keras, **options}
         self._taker = ModelCopier(options.get("snapshots"), keep=options.get("max_pending", MAX_PENDING))
         self._takes_at_once = not options.get("async_copy", True)
         self._evaluations = Evaluations(
             type(self).__name__,
-            {"val_compute": val_compute, "drain": drain, "load": load_keras, **options},
             missing="no fit is under way; it is a callback of model.fit",
             max_age_steps=max_age_steps,
-            ranks=ranks,
+            row=row_of_epoch,
             line=_line if verbose else None,
         )
         self.history, self.records = self._evaluations.history, self._evaluations.records
@@ -140,7 +141,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         self.close()  # of a fit that raised
         self._find_callbacks()
         self._values, self._is_in_fit = {}, True
-        self._evaluations.open(self._evaluator)
+        self._evaluations.open(self._evaluator, ranks=self._ranks)
         self._monitors = KerasMonitors(self._callbacks, self.model)
         self._monitors.attach()
 
@@ -209,17 +210,15 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
 
     def _evaluator(self) -> AsyncEvaluator:
         make = KerasFactory(self._factory, getattr(self.model, "input_shape", None))
-        factory = Prepared(make)
-        if self._evaluations.are_here:
-            factory.prepare()
+        factory = prepare_for(self._options["compute"], make)
         best = None
         if self._model_path is not None:
             saver = Prepared(make)
             saver.prepare()
             metric, is_greater = self._best.metric, self._best.is_greater
             best = BestModel(self._model_path, metric, greater_is_better=is_greater, save=KerasSave(saver()))
-        names = {"eval_fn": "val_fn", "payload": "val_payload"}
-        return self._evaluations.make(factory, *self._parts, best=best, argument_names=names)
+        names = {"compute": "val_compute", "eval_fn": "val_fn", "payload": "val_payload"}
+        return AsyncEvaluator(factory, *self._parts, **self._options, best=best, argument_names=names)
 
     def _submit(self, epoch: int, step: int) -> None:
         model = self.model

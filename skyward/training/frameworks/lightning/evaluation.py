@@ -22,7 +22,9 @@ import torch
 from ....errors import UsageError
 from ...agree import Ranks
 from ...evaluation.best import BestModel, BestValue
-from ..evaluations import Drain, Evaluations, RunOptions, line_of, with_options
+from ...evaluation.evaluator import AsyncEvaluator, Drain
+from ...evaluation.ranks import Evaluations
+from ..evaluations import RunOptions, line_of, row_of_epoch, with_options
 from .callbacks import LightningCallbacks
 from .monitors import Monitors
 from .package import lightning, lightning_package
@@ -31,7 +33,7 @@ from .validation import Validation, validate
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
 
-    from ...evaluation import AsyncEvaluator, EvaluationRecord
+    from ...evaluation import EvaluationRecord
 else:
     Callback = lightning("callbacks").Callback
 
@@ -67,15 +69,15 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
     ) -> None:
         if mode not in ("min", "max"):
             raise UsageError(f"mode: {mode!r}; it is 'min' or 'max'")
-        self._is_lazy, self._is_in_thread = drain == "lazy", val_compute is None
+        self._options = {"compute": val_compute, "drain": drain, **options}
+        self._is_lazy, self._is_in_thread, self._ranks = drain == "lazy", val_compute is None, ranks
         self._loader_factory, self._model_factory, self._model_path = val_loader_factory, model_factory, model_path
         self._best = BestValue(monitor, is_greater=mode == "max")
         self._trainable_only, self._val_options = trainable_only, dict(val_options or {})
         self._evaluations = Evaluations(
             type(self).__name__,
-            {"val_compute": val_compute, "drain": drain, **options},
             max_age_steps=max_age_steps,
-            ranks=ranks,
+            row=row_of_epoch,
             line=_line if verbose else None,
         )
         self.history, self.records = self._evaluations.history, self._evaluations.records
@@ -90,7 +92,9 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
         self.close()
         self._asked = {}
         trainable_only = _has_adapters(pl_module) if self._trainable_only == "auto" else self._trainable_only
-        self._evaluations.open(lambda: self._evaluator(trainer, pl_module), trainable_only=trainable_only)
+        self._evaluations.open(
+            lambda: self._evaluator(trainer, pl_module), ranks=self._ranks, trainable_only=trainable_only
+        )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._monitors = Monitors(trainer)
@@ -160,12 +164,13 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
         if self._is_in_thread and trainer.strategy.root_device.type == "cpu":
             options["accelerator"] = "cpu"
         options |= self._val_options
-        return self._evaluations.make(
+        return AsyncEvaluator(
             self._model_factory or _factory_of(module),
             validate,
             Validation(loaders=self._loader_factory, options=options, package=lightning_package()),
+            **self._options,
             best=best,
-            argument_names={"payload": "val_loader_factory"},
+            argument_names={"compute": "val_compute", "payload": "val_loader_factory"},
         )
 
     def _submit(self, trainer: Any, asked: _Asked) -> None:

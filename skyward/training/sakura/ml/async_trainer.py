@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ....errors import UsageError
 from ...agree import Alone
+from ...evaluation.evaluator import AsyncEvaluator, Drain
 from ...evaluation.load import loader_for
-from ...evaluation.prepared import Prepared
-from ...frameworks.evaluations import Drain, Evaluations, EvaluatorOptions, check_callable, row_of, with_options
+from ...evaluation.prepared import prepare_for
+from ...evaluation.ranks import Evaluations
+from ...frameworks.evaluations import EvaluatorOptions, check_callable, row_of, with_options
 
 if TYPE_CHECKING:
-    from ...evaluation import AsyncEvaluator, EvaluationRecord
+    from ...evaluation import EvaluationRecord
 
 __all__ = ["AsyncTrainer"]
 
@@ -73,8 +75,9 @@ class AsyncTrainer:
         self._epochs = _epochs_of(trainer)
         self._trainer, self._factory, self._test_fn = trainer, model_factory, test_fn
         self._drain_timeout_s = drain_timeout_s
-        given = {"val_compute": val_compute, "drain": drain, "max_age_steps": max_age_steps, **options}
-        self._evaluations = Evaluations("AsyncTrainer", {**given, "load": Load(load)}, ranks=Alone(), row=row_of)
+        given = {"compute": val_compute, "drain": drain, "max_age_steps": max_age_steps, **options}
+        self._options: dict[str, Any] = {**given, "load": Load(load)}
+        self._evaluations = Evaluations("AsyncTrainer", row=row_of)
         self.history, self.records = self._evaluations.history, self._evaluations.records
 
     def run(self, train_loader: Any = None) -> None:
@@ -83,7 +86,7 @@ class AsyncTrainer:
         Raises: what training raises; what a test raises, with on_error="raise".
         """
         trainer, evaluations, trained = self._trainer, self._evaluations, 0
-        evaluations.open(self._evaluator)
+        evaluations.open(self._evaluator, ranks=Alone())
         try:
             for trained, epoch in enumerate(self._epochs, start=1):
                 trainer._epoch = epoch
@@ -95,11 +98,9 @@ class AsyncTrainer:
             evaluations.close()
 
     def _evaluator(self) -> AsyncEvaluator:
-        factory = Prepared(self._factory)
-        if self._evaluations.are_here:
-            factory.prepare()
-        names = {"eval_fn": "test_fn"}
-        return self._evaluations.make(factory, Tested(self._test_fn), name="test", argument_names=names)
+        factory = prepare_for(self._options["compute"], self._factory)
+        names = {"compute": "val_compute", "eval_fn": "test_fn"}
+        return AsyncEvaluator(factory, Tested(self._test_fn), **self._options, name="test", argument_names=names)
 
     def _tell(self, records: list[EvaluationRecord]) -> None:
         for record in records:
