@@ -10,10 +10,12 @@ and classes of `__main__` travel by value and those of importable modules by nam
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -24,7 +26,7 @@ from .layout import HEAD, IN_MEMORY, PICKLE_IS_BLOB, REFERENCE, Parsed, parse
 from .pull import place_of, pull
 from .wrappers import reduce_wrapper
 
-__all__ = ["Encoded", "Parsed", "PutBlob", "decode", "encode", "parse"]
+__all__ = ["Encoded", "Parsed", "PutBlob", "decode", "encode", "parse", "paused_collector"]
 
 PutBlob = Callable[[memoryview], Blob]
 """Where a large buffer goes: it returns the blob that holds a snapshot of it."""
@@ -230,3 +232,19 @@ def decode(parsed: Parsed, blobs: Iterable[Blob]) -> Any:
     buffers: list[Any] = [blob.map() for blob in blobs]
     data: Any = buffers.pop() if parsed.pickle_is_blob else parsed.pickle
     return pickle.loads(data, buffers=[pickle.PickleBuffer(b) for b in buffers])
+
+
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """Pause the garbage collector around unpickling that imports modules.
+
+    An import makes objects that stay. Scanning them again and again is a fifth of the time that torch and transformers
+    take to import. Threads may overlap: the thread that found the collector enabled enables it again.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

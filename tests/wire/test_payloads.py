@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import gc
 import math
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from skyward.wire.blobs import Blob
 from skyward.wire.frames import INLINE_LIMIT, MAX_BODY
-from skyward.wire.payloads import Encoded, decode, encode, parse
+from skyward.wire.payloads import Encoded, decode, encode, parse, paused_collector
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024  # the kind that users have
 
@@ -188,3 +189,15 @@ class TestTorch:
         back = round_trip(layer)
         assert self.torch.equal(back.weight, layer.weight)
         assert back.weight.requires_grad
+
+
+def test_the_collector_rests_while_something_is_imported_and_is_left_as_it_was() -> None:
+    for was_enabled in (True, False):
+        (gc.enable if was_enabled else gc.disable)()
+        try:
+            with pytest.raises(ZeroDivisionError), paused_collector():
+                assert not gc.isenabled()
+                raise ZeroDivisionError
+            assert gc.isenabled() == was_enabled
+        finally:
+            gc.enable()

@@ -8,7 +8,7 @@ from typing import Any
 from ...calls.compute import ComputeFunction
 from ...errors import PayloadNotLoadable
 from ...wire.blobs import Blob
-from ...wire.payloads import decode, parse
+from ...wire.payloads import decode, parse, paused_collector
 
 __all__ = ["Functions", "explain_load_error"]
 
@@ -33,7 +33,8 @@ class Functions:
         if function is None:
             try:
                 payload, blobs = self._payloads[digest]
-                loaded = decode(parse(payload), blobs)
+                with paused_collector():
+                    loaded = decode(parse(payload), blobs)
             except Exception as error:
                 raise explain_load_error(error, "the function") from error
             function = self._loaded[digest] = _unwrapped(loaded)

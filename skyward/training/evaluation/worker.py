@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from ...wire.payloads import paused_collector
+
 __all__ = ["ContentMissing", "Scored", "Worker"]
 
 MAX_MODELS = 4
@@ -78,7 +80,8 @@ class Worker:
                 return self._contents[digest]
         if data is None:
             raise ContentMissing(digest)
-        value = pickle.loads(data)
+        with paused_collector():
+            value = pickle.loads(data)
         with self._changed:
             value = self._contents.setdefault(digest, value)
             self._contents.move_to_end(digest)
