@@ -3,6 +3,10 @@
 import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from opcode import opmap
+from types import FrameType
+
+_IMPORT_FROM = opmap["IMPORT_FROM"]
 
 
 def lazy_names(
@@ -27,7 +31,7 @@ def lazy_names(
 
     def get(name: str) -> object:
         if name not in sources:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}{_hint(module, name, public)}")
+            raise _unknown(module, name, public, sys._getframe(1))
         source = sources[name]
         if source == ".":
             return import_module(f".{name}", package)
@@ -55,6 +59,15 @@ def _missing(name: str, error: ModuleNotFoundError, extra: str) -> ImportError:
 
     text = f"{name}: it needs {error.name}, which is not installed here; pip install 'skyward[{extra}]'"
     return MissingDependency(text, name=error.name)
+
+
+def _unknown(module: str, name: str, public: Collection[str], caller: FrameType) -> Exception:
+    hint = _hint(module, name, public)
+    code, at = caller.f_code.co_code, caller.f_lasti
+    # `from module import name` replaces an AttributeError by an ImportError without the hint, but passes others on.
+    if 0 <= at < len(code) and code[at] == _IMPORT_FROM:
+        return ImportError(f"cannot import name {name!r} from {module!r}{hint}", name=name)
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
 
 def _hint(module: str, name: str, public: Collection[str]) -> str:

@@ -219,8 +219,16 @@ def test_an_operator_says_what_is_no_call_or_no_target(pool: sky.ComputePool, mi
 
 
 LATER = "does not exist yet"
+
+
+def _imports(line: str) -> Callable[[sky.ComputePool], object]:
+    return lambda _: exec(line, {})
+
+
 NAMES = [
     Mistake("sky.Worker", lambda _: untyped.Worker, AttributeError, ("concurrency=4, executor=",)),
+    Mistake("from skyward", _imports("from skyward import Worker"), ImportError, ("concurrency=4, executor=",)),
+    Mistake("from training", _imports("from skyward.training import DDPTrainr"), ImportError, ("mean DDPTrainer?",)),
     Mistake("sky.Spec", lambda _: untyped.Spec, AttributeError, (LATER, "one pool for each provider")),
     Mistake("sky.Volume", lambda _: untyped.Volume, AttributeError, ("do not exist yet", "includes=")),
     Mistake("sky.storage", lambda _: untyped.storage, AttributeError, ("do not exist yet",)),
