@@ -1,4 +1,4 @@
-"""The weights that were scored best, written when their score is known."""
+"""The best score of a run: the weights that have it, and whether training should stop because none is better."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import UsageError
 from .records import EvaluationRecord
 
-__all__ = ["BestModel", "BestValue", "is_better", "is_greater_better"]
+__all__ = ["BestModel", "BestValue", "EarlyStopping", "is_better", "is_greater_better"]
 
 Save = Callable[[Any, Path], None]
 """(state, path) -> None: writes a state to a path that does not exist yet."""
@@ -114,6 +114,43 @@ class BestValue:
         value = metrics.get(self.metric)
         if isinstance(value, int | float) and is_better(value, self.value, is_greater=self.is_greater):
             self.value = value
+
+
+class EarlyStopping:
+    """Says to stop when a metric has not become better in `patience` evaluations in a row.
+
+    Records that are late, skipped or failed count for nothing. NaN is never better.
+
+    Args:
+        patience: >= 1.
+        threshold: how much better is better, >= 0.
+    """
+
+    def __init__(
+        self, metric: str, *, patience: int, threshold: float = 0.0, greater_is_better: bool | None = None
+    ) -> None:
+        self._metric, self._patience, self._threshold = metric, patience, threshold
+        self._is_greater = is_greater_better(metric) if greater_is_better is None else greater_is_better
+        self._best: float | None = None
+        self._worse = 0
+
+    def observe(self, record: EvaluationRecord) -> bool:
+        """True: stop."""
+        value = record.metrics.get(self._metric, record.metrics.get(self._metric.removeprefix("eval_")))
+        if record.status != "ok" or value is None:
+            return False
+        value = float(value)
+        if is_better(value, self._best, is_greater=self._is_greater, by=self._threshold):
+            self._best, self._worse = value, 0
+        else:
+            self._worse += 1
+        return self._worse >= self._patience
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best, "worse": self._worse}
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self._best, self._worse = state_dict["best"], state_dict["worse"]
 
 
 def is_better(value: float, than: float | None, *, is_greater: bool, by: float = 0.0) -> bool:

@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ..agree import Ranks
 from ..events import TrainerCallback
 from ..parts import part_of
-from .early_stopping import EarlyStopping
+from .best import EarlyStopping
 from .evaluator import AsyncEvaluator
 from .legal import check_names
 from .ranks import Evaluations

@@ -16,19 +16,19 @@ from typing import Any
 
 from ...wire.payloads import paused_collector
 
-__all__ = ["ContentMissing", "Scored", "Worker"]
+__all__ = ["ContentsMissing", "Scored", "Worker"]
 
 MAX_MODELS = 4
 MAX_CONTENTS = 16
 """The least recently used go first. A content in use lives as long as its job."""
 
 
-class ContentMissing(LookupError):
-    """The worker has no content of this digest: send it. `.digest` names it."""
+class ContentsMissing(LookupError):
+    """The worker lacks contents: send them. `.digests` names them."""
 
-    def __init__(self, digest: str) -> None:
-        super().__init__(digest)
-        self.digest = digest
+    def __init__(self, *digests: str) -> None:
+        super().__init__(*digests)
+        self.digests = digests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,14 @@ class Worker:
     def content(self, digest: str, data: bytes | None = None) -> Any:
         """The value with this digest, unpickled once. data: its pickle, where it is sent along.
 
-        Raises: ContentMissing, without data, when it is not here (any more); what unpickling raises.
+        Raises: ContentsMissing, without data, when it is not here (any more); what unpickling raises.
         """
         with self._changed:
             if digest in self._contents:
                 self._contents.move_to_end(digest)
                 return self._contents[digest]
         if data is None:
-            raise ContentMissing(digest)
+            raise ContentsMissing(digest)
         with paused_collector():
             value = pickle.loads(data)
         with self._changed:

@@ -13,8 +13,7 @@ import torch
 
 from skyward.errors import UsageError
 from skyward.training.evaluation import AsyncEvaluator, BestModel, EvaluationRecord
-from skyward.training.evaluation.best import is_greater_better
-from skyward.training.evaluation.early_stopping import EarlyStopping
+from skyward.training.evaluation.best import EarlyStopping, is_greater_better
 from tests.training.evaluation.parts import ByHand
 
 

@@ -11,7 +11,7 @@ import torch
 
 from skyward.errors import UsageError
 from skyward.training.evaluation import load_torch, load_trainable, load_weights
-from skyward.training.evaluation.worker import ContentMissing, Worker
+from skyward.training.evaluation.worker import ContentsMissing, Worker
 
 
 class Model:
@@ -107,9 +107,9 @@ def test_who_waits_for_a_model_that_is_given_up_gets_another() -> None:
 
 def test_contents_are_unpickled_once_and_bounded() -> None:
     worker = Worker(max_contents=2)
-    with pytest.raises(ContentMissing) as missing:
+    with pytest.raises(ContentsMissing) as missing:
         worker.content("a")
-    assert missing.value.digest == "a"
+    assert missing.value.digests == ("a",)
     first = worker.content("a", pickle.dumps([1]))
     assert worker.content("a") is first
     for each in "bc":

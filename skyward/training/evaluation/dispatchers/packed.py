@@ -5,23 +5,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from ....errors import PayloadNotLoadable
 from ..dispatcher import Job
-from ..worker import ContentMissing, Worker
+from ..worker import ContentsMissing, Worker
 
-__all__ = ["PARTS", "ContentsMissing", "PackedJob", "numerics", "pack", "unpack"]
+__all__ = ["PARTS", "MessageKind", "PackedJob", "numerics", "pack", "unpack"]
 
 PARTS = ("factory", "load", "eval_fn", "payload")
 
 
-class ContentsMissing(LookupError):
-    """The worker lacks what was not sent along. `.digests` names it."""
+class MessageKind(IntEnum):
+    """A message between the process that trains and one beside it: its kind is sent first, then its body."""
 
-    def __init__(self, digests: tuple[str, ...]) -> None:
-        super().__init__(digests)
-        self.digests = digests
+    JOB = 1
+    """To the worker: a payload of (state, packed job, contents)."""
+    BEGUN = 2
+    """The first answer: everything is there, the time of the job runs."""
+    DONE = 3
+    """A pickled Scored."""
+    FAILED = 4
+    """A pickled Failure."""
+    MISSING = 5
+    """Pickled digests: send the job again, with them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +65,13 @@ def unpack(worker: Worker, packed: PackedJob, sent: Mapping[str, bytes]) -> dict
     """
     missing = tuple(d for d in packed.digests.values() if d not in sent and not worker.has(d))
     if missing:
-        raise ContentsMissing(missing)
+        raise ContentsMissing(*missing)
     parts = {}
     for part, digest in packed.digests.items():
         try:
             parts[part] = worker.content(digest, sent.get(digest))
-        except ContentMissing as error:  # another job's contents came in between
-            raise ContentsMissing((digest,)) from error
+        except ContentsMissing:  # another job's contents came in between
+            raise
         except Exception as error:  # unpickling runs code of the user's
             raise PayloadNotLoadable(
                 f"{part}: it cannot be loaded where evaluations run: {type(error).__name__}: {error}; what it imports "

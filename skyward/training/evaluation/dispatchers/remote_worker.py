@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ....calls.compute import compute
 from ....node.slot.runtime import current_call
-from ..worker import Scored, Worker
-from .packed import ContentsMissing, PackedJob, unpack
+from ..worker import ContentsMissing, Scored, Worker
+from .packed import PackedJob, unpack
 
 __all__ = ["Reply", "evaluate"]
 
