@@ -27,7 +27,7 @@ from ..node.agent import attach
 from ..node.agent.outside import reply_of
 from ..node.slot.threads import limit_threads
 from ..ssh import Connection, SSHResult, SSHTarget, connect, wait_until_ready
-from ..ssh.connection import Transport
+from ..ssh.connect import Transport
 from ..values.machine import Machine, PoolSpec
 from ..values.topology import Peer
 from ..wire.tasks import NodeConfig

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from ..bootstrap.code import gather
 from ..errors import NodeError, ProviderError, Unreachable
 from ..events import Emit
-from ..ssh.connection import Transport
+from ..ssh.connect import Transport
 from ..values.machine import Machine, PoolSpec
 from .node_setup import NodeSetup, Orders, Place, RemoteNodeHandle, end_agent
 from .termination import shielded

@@ -19,7 +19,7 @@ from ..core.signatures import checked_options
 from ..errors import NoCapacity, SkywardError, Unreachable, UsageError
 from ..events import Emit
 from ..ssh import HostKeys, SSHTarget, connect
-from ..ssh.connection import Transport
+from ..ssh.connect import Transport
 from ..values.image import Image
 from ..values.machine import Machine, Offer, PoolSpec
 from .remote import Place, RemoteNodeHandle, bring_up, end

@@ -8,7 +8,14 @@
 This package knows nothing of agents and frames; they know nothing of it.
 """
 
-from .connection import Connection, SSHResult, connect, wait_until_ready
+from .command import SSHResult
+from .connect import connect, wait_until_ready
+from .connection import Connection
 from .target import HostKeys, SSHTarget
 
-__all__ = ["SSHResult", "Connection", "HostKeys", "SSHTarget", "connect", "wait_until_ready"]
+Completed = SSHResult
+"""The name that users know."""
+Target = SSHTarget
+"""The name that users know."""
+
+__all__ = ["SSHResult", "Completed", "Connection", "HostKeys", "SSHTarget", "Target", "connect", "wait_until_ready"]

@@ -1,37 +1,96 @@
-"""A connection to a machine: what both transports offer, how one is chosen, and how a machine that boots is awaited."""
+"""A connection to a machine by whatever transport: commands there, and their end when they are interrupted here."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shutil
+import os
+import shlex
 import threading
-import time
-from collections.abc import Callable
-from typing import BinaryIO, Literal, Protocol
+from collections.abc import Callable, Iterator
+from typing import BinaryIO, Protocol
 
-from ..errors import AuthFailed, SkywardError, Unreachable, UsageError
-from .command import SSHResult
-from .failures import is_not_yet
-from .runs import Pooled
+from ..errors import SkywardError, Unreachable
+from . import launch
+from .command import SSHResult, Stopped, run_process
 from .target import SSHTarget
 
-__all__ = ["SSHResult", "Connection", "Transport", "connect", "wait_until_ready"]
+__all__ = ["Connection", "Holder", "in_sh"]
 
-Transport = Literal["openssh", "paramiko"]
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 2.0
-_SHORTEST_TRY_S = 2.0
+_VARIABLE = "SKYWARD_RUN"
+_KILL_LIMIT_S = 5.0
+_NO_CONNECTION = 255
+# Until there are none: what is killed may have been about to fork.
+_KILL = """
+for i in 1 2 3 4 5; do
+  found=
+  for p in /proc/[0-9]*; do
+    [ "${p#/proc/}" = "$$" ] && continue
+    if tr '\\0' '\\n' < "$p/environ" 2>/dev/null | grep -qx "%s"; then found=1; kill -9 "${p#/proc/}" 2>/dev/null; fi
+  done
+  [ -z "$found" ] && break
+done
+"""
 
 
-class Connection(Protocol):
+class Holder(Protocol):
+    """The process that holds the TCP connection, for whoever knows its `folder`.
+
+    It was started by whoever came first, and ends by itself when it has had no user for a while; so nobody owns it,
+    and each user makes sure that it is there.
+    """
+
+    target: SSHTarget
+    folder: str
+
+    def ensure(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
+        """Log in unless somebody has, in `timeout_s` if that is less than the target's own limit.
+
+        One that hangs is killed first. Raises what `connect` raises; Stopped.
+        """
+        ...
+
+    def command(self, command: str) -> list[str]:
+        """A local command that runs it there, right after `ensure`."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it answers. That says nothing about the machine at the other end."""
+        ...
+
+    def end(self) -> None:
+        """End it, and with it all that goes through it; remove its folder."""
+        ...
+
+
+class Connection:
     """One TCP connection to a machine, for any number of commands; made anew by itself when it was lost.
 
     Thread-safe. `close` may be called by any thread, more than once: it ends the commands that run, and the
     connection, unless somebody else still uses what `argv` gave him; then it ends with the last of them.
+
+    Args:
+        holder: the process that holds it.
+        module: its `main(folder, target, command)` is what `argv` runs.
+        terminal: a module whose `main` is what `terminal` runs; empty: this transport has no terminals.
     """
 
-    @property
-    def target(self) -> SSHTarget: ...
+    def __init__(self, holder: Holder, module: str, *, terminal: str = "") -> None:
+        self.target = holder.target
+        self._holder = holder
+        self._module = module
+        self._terminal = terminal
+        self._closing = threading.Event()
+        self._changed = threading.Condition()
+        self._running = 0
+        self._is_closed = False
+
+    def open(self, stop: threading.Event | None = None, timeout_s: float = math.inf) -> None:
+        """Log in."""
+        try:
+            self._holder.ensure(stop, timeout_s)
+        except Stopped as stopped:
+            raise self._stopped() from stopped
 
     def argv(self, command: str) -> list[str]:
         """A command of this machine that runs `command`, a line of sh, over there.
@@ -41,7 +100,20 @@ class Connection(Protocol):
         there was no connection, and standard error says why. Over there, the end of the input is all that a command
         learns of it when this one is killed.
         """
-        ...
+        return launch.argv(self._module, self._holder.folder, self.target, in_sh(command))
+
+    def terminal(self) -> list[str]:
+        """A command of this machine that opens the user's shell there, on the terminal it is run on.
+
+        With one more argument, a line of sh, it runs that instead. Empty: this transport has no terminals.
+        """
+        if not self._terminal:
+            return []
+        return launch.argv(self._terminal, self._holder.folder, self.target, "")[:-1]
+
+    def _command(self, command: str, stop: threading.Event | None = None) -> list[str]:
+        self._holder.ensure(stop)
+        return self._holder.command(command)
 
     def run(
         self,
@@ -63,94 +135,77 @@ class Connection(Protocol):
         Raises TimeoutError; Unreachable when the connection is lost meanwhile or closed by another thread, or `stop`
         is set; and what `connect` raises.
         """
-        ...
-
-    def terminal(self) -> list[str]:
-        """A command of this machine that opens the user's shell there, on the terminal it is run on.
-
-        With one more argument, a line of sh, it runs that instead. Empty: this transport has no terminals.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-def connect(
-    target: SSHTarget,
-    *,
-    transport: Transport | None = None,
-    stop: threading.Event | None = None,
-    timeout_s: float = math.inf,
-) -> Connection:
-    """Log in, within `target.connect_timeout_s`, or `timeout_s` if that is less.
-
-    `transport` None: OpenSSH's client where there is one, else paramiko.
-
-    When another thread sets `stop`, this ends at once, with Unreachable.
-
-    Raises:
-        Unreachable: it does not answer; `is_final` says whether there is no use in trying again.
-        AuthFailed: it does not let us in.
-        HostKeyUnknown, HostKeyChanged: it may not be the machine that is meant.
-        UsageError: the SSH configuration is broken.
-        MissingDependency: paramiko is needed and not installed.
-    """
-    chosen = transport or ("openssh" if shutil.which("ssh") else "paramiko")
-    made: Pooled
-    if chosen == "openssh":
-        from .openssh import openssh
-
-        made = openssh(target)
-    elif chosen == "paramiko":
-        from .pure import pure
-
-        made = pure(target)
-    else:
-        raise UsageError(f'transport: {transport!r}; it is "openssh", "paramiko" or None')
-    try:
-        made.open(stop, timeout_s)
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def wait_until_ready(
-    target: SSHTarget,
-    *,
-    timeout_s: float,
-    auth_grace_s: float = 0.0,
-    transport: Transport | None = None,
-    stop: threading.Event | None = None,
-    on_retry: Callable[[SkywardError], None] | None = None,
-) -> Connection:
-    """`connect`, again and again while the machine may be booting: refused, timed out, no route.
-
-    `auth_grace_s`: for so long after the machine first answered, being refused is "not yet" too: a fresh cloud machine
-    starts its sshd before it has our key. `on_retry` is told each error that is not yet final.
-
-    Raises what `connect` raises; Unreachable, with the last reason, after `timeout_s`.
-    """
-    stop = stop or threading.Event()
-    deadline = time.monotonic() + timeout_s
-    answered = float("inf")
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            left_s = max(_SHORTEST_TRY_S, deadline - time.monotonic())
-            return connect(target, transport=transport, stop=stop, timeout_s=left_s)
-        except (Unreachable, AuthFailed) as error:
-            now = time.monotonic()
-            if isinstance(error, AuthFailed):
-                answered = min(answered, now)
-            has_grace = isinstance(error, AuthFailed) and now < answered + auth_grace_s
-            if not (has_grace or is_not_yet(error)) or stop.is_set():
+        either = _Either(self._closing, stop)
+        with self._counted():
+            mark = f"{_VARIABLE}={os.urandom(8).hex()}"
+            line = f"exec env {mark} sh -c {shlex.quote(f'echo {mark}; {command}')}"
+            try:
+                argv = self._command(line, either)
+                done = run_process(argv, input=input, timeout_s=timeout_s, on_line=on_line, marker=mark, stop=either)
+            except BaseException as error:  # Ctrl-C, and what on_line raises
+                self._kill_remote(mark)
+                if isinstance(error, Stopped):
+                    raise self._stopped() from error
+                if isinstance(error, TimeoutError):
+                    raise TimeoutError(f"ssh {self.target}: {_shown(command)}: {error}") from None
                 raise
-            if now + pause_s > deadline:
-                raise type(error)(f"{error} (tried for {timeout_s:.0f} s)", **vars(error)) from error.__cause__
-            if on_retry is not None:
-                on_retry(error)
-        if stop.wait(pause_s):
-            message = f"ssh {target}: told to stop"
-            raise Unreachable(message, host=str(target), is_final=True, was_stopped=True)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if done.code == _NO_CONNECTION and not self._holder.is_alive():
+                message = f"ssh {self.target}: the connection was lost while {_shown(command)} ran; {done.error_text}"
+                raise Unreachable(message, host=str(self.target), is_final=False)
+            return done
+
+    def _kill_remote(self, mark: str) -> None:
+        """A command whose ssh was killed runs on over there, and nobody would ever read what it says."""
+        if not self._holder.is_alive():
+            return
+        try:
+            run_process(self._command(in_sh(_KILL % mark)), timeout_s=_KILL_LIMIT_S)
+        except (TimeoutError, SkywardError):
+            return  # there is no way to it any more
+
+    def _stopped(self) -> Unreachable:
+        why = "the connection was closed here" if self._closing.is_set() else "told to stop"
+        return Unreachable(f"ssh {self.target}: {why}", host=str(self.target), is_final=True, was_stopped=True)
+
+    def close(self) -> None:
+        self._closing.set()
+        with self._changed:
+            # They kill over there what they had begun, and need the connection for that.
+            self._changed.wait_for(lambda: not self._running, _KILL_LIMIT_S + 1)
+            if not self._is_closed:
+                self._is_closed = True
+                self._holder.end()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._changed:
+            if self._closing.is_set():
+                raise self._stopped()
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+
+class _Either(threading.Event):
+    """Set when one of two is. It can be asked, and not waited for."""
+
+    def __init__(self, one: threading.Event, other: threading.Event | None) -> None:
+        super().__init__()
+        self._both = (one,) if other is None else (one, other)
+
+    def is_set(self) -> bool:
+        return any(event.is_set() for event in self._both)
+
+
+def in_sh(command: str) -> str:
+    """The same for any log-in shell."""
+    return f"exec sh -c {shlex.quote(command)}"
+
+
+def _shown(command: str) -> str:
+    words = " ".join(command.split())
+    return repr(words if len(words) <= 60 else words[:57] + "...")

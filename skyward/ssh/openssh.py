@@ -12,10 +12,10 @@ import threading
 from ..core.ownership import check_file, check_path
 from ..errors import SkywardError
 from .command import run_process
+from .connection import Connection
 from .failures import failure
 from .folder import close_folder, connecting, kill_process, make_folder, record_process
 from .hostkeys import accepts, unknown_key
-from .runs import Pooled
 from .target import HostKeys, SSHTarget
 
 __all__ = ["Master", "main", "openssh"]
@@ -31,10 +31,10 @@ _CHECK_S = 2.0
 """A master answers within microseconds, from memory. One that does not in this time hangs."""
 
 
-def openssh(target: SSHTarget) -> Pooled:
+def openssh(target: SSHTarget) -> Connection:
     """A Connection through `ssh`. Raises UsageError where the target names a key file that is not there."""
     target.check_key_file()
-    return Pooled(Master(target, make_folder()), __name__, terminal="skyward.ssh.terminal")
+    return Connection(Master(target, make_folder()), __name__, terminal="skyward.ssh.terminal")
 
 
 class Master:

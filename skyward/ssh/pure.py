@@ -25,8 +25,8 @@ from typing import Any
 from ..errors import MissingDependency, SkywardError, Unreachable
 from . import launch
 from .command import run_process
+from .connection import Connection
 from .folder import close_folder, connecting, kill_process, make_folder, record_process
-from .runs import Pooled
 from .target import SSHTarget
 
 __all__ = ["ParamikoHolder", "main", "pure", "receive", "send"]
@@ -38,12 +38,12 @@ _PAUSE_S = 0.1
 _LENGTH = struct.Struct("<I")
 
 
-def pure(target: SSHTarget) -> Pooled:
+def pure(target: SSHTarget) -> Connection:
     """A Connection through paramiko. Raises MissingDependency; UsageError where there is no such key file."""
     if importlib.util.find_spec("paramiko") is None:
         raise MissingDependency("there is no `ssh` command here and no paramiko: `pip install skyward[ssh]`")
     target.check_key_file()
-    return Pooled(ParamikoHolder(target, make_folder()), __name__)
+    return Connection(ParamikoHolder(target, make_folder()), __name__)
 
 
 class ParamikoHolder:

@@ -21,8 +21,8 @@ from skyward.node.slot.ports import PortLocks
 from skyward.pool.config import pool_names
 from skyward.providers.local import collect_garbage
 from skyward.ssh import SSHTarget
-from skyward.ssh.configuration import configuration
 from skyward.ssh.folder import make_folder
+from skyward.ssh.login import configuration
 from skyward.ssh.openssh import openssh
 from skyward.state.journal import journals
 from skyward.state.live import live_pools

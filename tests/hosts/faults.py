@@ -21,7 +21,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import skyward as sky
 from skyward.errors import NodeError
 from skyward.integrations.base import integrate
-from skyward.ssh.connection import Transport
+from skyward.ssh.connect import Transport
 from tests.hosts.bed import Bed
 from tests.hosts.host import Host, Process
 from tests.hosts.index import PackageIndex

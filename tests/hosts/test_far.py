@@ -9,7 +9,7 @@ import pytest
 
 import skyward as sky
 from skyward.engine.width import MOST_CHANNELS
-from skyward.ssh.connection import Transport
+from skyward.ssh.connect import Transport
 from tests.hosts.bed import Bed
 from tests.hosts.faults import nothing_runs_on, pids
 from tests.hosts.fixtures import NewHost, NewRelay

@@ -14,7 +14,7 @@ import pytest
 
 import skyward as sky
 from skyward.errors import NodeLost, SlotLost
-from skyward.ssh.connection import Transport
+from skyward.ssh.connect import Transport
 from tests.hosts.faults import Ledger, Place, Role, client_processes, gang_of, kill, noted, pids
 from tests.waiting import until
 

@@ -20,7 +20,7 @@ from skyward.errors import NodeLost
 from skyward.events import Event, NodeReplaced, PhaseStarted, ignore
 from skyward.providers.node_setup import python_line
 from skyward.ssh import connect
-from skyward.ssh.connection import Transport
+from skyward.ssh.connect import Transport
 from skyward.wire.tasks import NodeConfig
 from tests.hosts.bed import pids_in
 from tests.hosts.faults import Place, kill, nothing_runs_on, pids

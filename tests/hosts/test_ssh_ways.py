@@ -12,7 +12,7 @@ import pytest
 
 import skyward as sky
 from skyward.ssh import Connection, SSHTarget, connect
-from skyward.ssh.connection import Transport
+from skyward.ssh.connect import Transport
 from tests.hosts.bed import Bed
 from tests.hosts.fixtures import NewHost
 from tests.hosts.host import Host

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skyward.providers.ssh import SSH
-from skyward.ssh.connection import Transport
+from skyward.ssh.connect import Transport
 from tests.ssh.server import Server, needs_sshd
 
 

@@ -23,7 +23,7 @@ from skyward.events import Event, PhaseFailed, PoolStarted, ignore
 from skyward.providers import load, remote
 from skyward.providers.ssh import SSH, SSHHost
 from skyward.ssh import SSHTarget
-from skyward.ssh.connection import Transport
+from skyward.ssh.connect import Transport
 from skyward.values.machine import PoolSpec
 from tests.bootstrap.packages import serve
 from tests.providers.conftest import Hosts

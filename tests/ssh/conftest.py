@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skyward.ssh import Connection, HostKeys, SSHTarget, connect
-from skyward.ssh.connection import Transport
+from skyward.ssh.connect import Transport
 from tests.ssh.server import Server, needs_sshd
 
 

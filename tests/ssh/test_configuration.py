@@ -13,7 +13,7 @@ import pytest
 
 from skyward.errors import AuthFailed, HostKeyUnknown, Unreachable
 from skyward.ssh import Connection, SSHTarget
-from skyward.ssh.configuration import configuration
+from skyward.ssh.login import configuration
 from tests.ssh.conftest import target_of
 from tests.ssh.server import Server
 

@@ -19,7 +19,7 @@ import pytest
 
 from skyward.errors import AuthFailed, HostKeyChanged, HostKeyUnknown, Unreachable, UsageError
 from skyward.ssh import Connection, HostKeys, SSHTarget, connect, wait_until_ready
-from skyward.ssh.connection import Transport
+from skyward.ssh.connect import Transport
 from tests.ssh.conftest import target_of
 from tests.ssh.server import Server, make_key
 from tests.waiting import until

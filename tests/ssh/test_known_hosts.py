@@ -12,7 +12,7 @@ import pytest
 from skyward.errors import HostKeyChanged
 from skyward.providers.ssh import SSH
 from skyward.ssh import Connection, HostKeys, SSHTarget
-from skyward.ssh.knownhosts import known_keys
+from skyward.ssh.hostkeys import known_keys
 from tests.ssh.conftest import target_of
 from tests.ssh.server import Server, make_key
 
