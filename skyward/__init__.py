@@ -37,7 +37,7 @@ class _Target(_ModuleType):
 
 
 def _refuse(value: object, operator: str) -> None:
-    from .calls.operands import refuse_operand
+    from .calls.target import refuse_operand
 
     refuse_operand(value, operator)
 

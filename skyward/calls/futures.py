@@ -1,7 +1,8 @@
-"""The future of a call: a standard one whose value is unpickled by whoever asks for it first.
+"""The future of a call: a standard one whose value is unpickled by the first thread that asks for it.
 
-Not by the thread that reads the channel: unpickling imports the user's modules, and an import lock held by the very
-thread that waits for the value would make both wait for ever.
+The thread that reads the channel never unpickles: that imports the user's modules, and it would deadlock with a thread
+that holds an import lock while it waits for the value. The functions below wait for futures: an early end of the wait
+stops their calls.
 """
 
 from __future__ import annotations
@@ -9,14 +10,26 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from ..core import interrupts
 from ..core.user_lines import drop_our_frames
 from ..errors import UsageError
 
-__all__ = ["Failures", "Future", "Undecoded", "refuse_to_wait", "this_thread"]
+__all__ = [
+    "Failures",
+    "Future",
+    "Undecoded",
+    "joined",
+    "refuse_to_wait",
+    "streamed",
+    "this_thread",
+    "value_of",
+    "values_of",
+]
+
 
 T = TypeVar("T")
 
@@ -281,3 +294,84 @@ class Future(concurrent.futures.Future[T]):
         # Not in the thread that brings values: it must not wait for a terminal.
         if self.shown is not None and not getattr(this_thread, "brings_values", False):
             self.shown()
+
+
+def value_of(future: Future[T]) -> T:
+    """Wait for the value; whatever interrupts the wait (Ctrl-C) stops the call."""
+    try:
+        return future.result()
+    finally:
+        if not future.done():
+            future.cancel()
+        del future
+
+
+def values_of(futures: list[Future[T]]) -> list[T]:
+    """All values in order; the first error, by time, stops the others and is raised."""
+    refuse_to_wait("waiting for several calls")
+    try:
+        interrupts.wait_for(partial(_have_ended, futures))
+        for future in futures:
+            if future.done() and not future.cancelled():
+                error = future.exception()
+                if error is not None:
+                    raise error
+        return [future.result() for future in futures]
+    finally:
+        _stop(futures)
+        del futures
+
+
+def _have_ended(futures: list[Future[T]], timeout_s: float | None) -> bool:
+    """Whether all have, or one has failed."""
+    done, left = concurrent.futures.wait(futures, timeout_s, return_when=concurrent.futures.FIRST_EXCEPTION)
+    return not left or any(future.cancelled() or future.has_failed for future in futures if future in done)
+
+
+def streamed(futures: list[Future[T]], *, ordered: bool) -> Iterator[T]:
+    """Values as they come; leaving early, or an error, stops the others."""
+    try:
+        for future in futures if ordered else concurrent.futures.as_completed(futures):
+            yield future.result()
+    finally:
+        _stop(futures)
+
+
+def _stop(futures: list[Future[T]]) -> None:
+    """Cancel what is open, the newest first: none that waits begins in the place of one that was stopped."""
+    for future in reversed(futures):
+        if not future.done():
+            future.cancel()
+
+
+def joined(futures: list[Future[Any]], failures: Failures | None = None) -> Future[tuple[Any, ...]]:
+    """A future of all values; the first error, or cancelling it, stops the others.
+
+    `failures`: where it is counted if it fails.
+    """
+
+    def stop(_: int = 0) -> None:
+        _stop(futures)
+
+    all_of_them: Future[tuple[Any, ...]] = Future(stop, failures=failures)
+    left = len(futures)
+    lock = threading.Lock()
+
+    def one_done(future: concurrent.futures.Future[Any]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = left == 0
+        if future.cancelled():
+            all_of_them.cancel()
+        elif isinstance(future, Future) and future.has_failed:
+            all_of_them.settle_error(Undecoded(future.result))
+            stop()
+        elif is_last:  # unpickled by whoever asks
+            all_of_them.settle(Undecoded(lambda: tuple(f.result() for f in futures)))
+
+    if not futures:
+        all_of_them.settle(())
+    for future in futures:
+        future.add_done_callback(one_done)
+    return all_of_them

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future as StdFuture
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
+from ..core.signatures import name_of
 from ..core.spellings import advice
+from ..core.unrun import Unrun, short
+from ..errors import UsageError
 from .compute import ComputeFunction, PendingCompute, PendingComputeGroup, pending_of
-from .futures import Failures, Future
-from .operands import refuse_operand
-from .results import joined, streamed, values_of
+from .futures import Failures, Future, joined, streamed, values_of
 
-__all__ = ["CallTarget", "Sender"]
+__all__ = ["CallTarget", "Sender", "refuse_operand"]
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -169,3 +172,24 @@ class CallTarget:
                 known = [member for member in dir(type(self)) if not member.startswith("_")]
                 text = f"{text}; {advice('pool', name, known, shown='{}')}"
             raise AttributeError(text, name=name, obj=self)
+
+
+def refuse_operand(value: object, operator: str) -> NoReturn:
+    """Raise UsageError for `value operator target`, because the value is not a call."""
+    raise UsageError(f"`{operator}`: {_problem(value, operator)}")
+
+
+def _problem(value: Any, operator: str) -> str:
+    if isinstance(value, ComputeFunction):
+        return f"{value.__name__} is a function that was not called; write {value.__name__}(...) {operator} pool"
+    if isinstance(value, list | tuple) and value and all(isinstance(item, Unrun) for item in value):
+        return f"a {type(value).__name__} of {len(value)} calls; write sky.gather(*calls) >> pool"
+    if isinstance(value, StdFuture):
+        return "the call of this future was sent already; its value is .result()"
+    if callable(value):
+        name = name_of(value)
+        return f"{name} is a function, not a call of one; write sky.compute({name})(...) {operator} pool"
+    return (
+        f"{short(value)} is a value ({type(value).__name__}), not a call. A function without @sky.compute runs "
+        f"here and at once: decorate it, or write pool.submit(function, ...)"
+    )

@@ -95,7 +95,9 @@ class DirectEngine:
         self.nodes = NodeLinks(ledger, self._dispatcher, job_id=job_id, initializer=initializer, emit=emit)
         self._gangs = Gangs(ledger, self._dispatcher, self.nodes, self._logs, grace_s=cancel_grace_s)
         self.questions = OpenQuestions(ledger, self._dispatcher)
-        self.builder = TaskBuilder(self.next_id, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s)
+        self.builder = TaskBuilder(
+            ledger.numbers.__next__, self.nodes.ranks_per_node, self.cancel_gang, default_timeout_s
+        )
         self.nested_calls = NestedCalls(ledger, self._dispatcher, self._gangs, self.builder)
         lost = (self._gangs.node_lost, self.nested_calls.node_lost)
         self.link_repair = LinkRepair(ledger, self._lines, self._dispatcher, self.nodes, task_events, on_lost=lost)
@@ -237,9 +239,6 @@ class DirectEngine:
             self.ledger.watcher.close_in_child()
 
     # Calls ----------------------------------------------------------------------------------------------------------
-
-    def next_id(self) -> int:
-        return next(self.ledger.numbers)
 
     def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None) -> None:
         with self.ledger:

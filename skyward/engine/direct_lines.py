@@ -7,28 +7,19 @@ from __future__ import annotations
 
 import socket
 
-from ..wire.channel import Channel, ChannelClosed
+from ..wire.channel import Channel
 from ..wire.frames import Frame
 from .ledger import Ledger
 from .link import DirectLine, NodeLink, Readable
-from .tasks import Task
 
 __all__ = ["DirectLines"]
 
 
 class DirectLines:
-    """Open, use and drop the direct lines of all nodes. The ledger is locked in every call except `gone`."""
+    """Open and drop the direct lines of all nodes. The ledger is locked in every call except `gone`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-
-    def send(self, link: NodeLink, task: Task) -> bool:
-        """Send a task on the line of a node. False: the node has no line, or the task does not fit it."""
-        try:
-            return link.send_on_line(task)
-        except ChannelClosed:
-            self.drop(link)
-            return False
 
     def on_line(self, node: int, frame: Frame) -> None:
         """Take the line that a node offers in the place of the one before."""

@@ -158,10 +158,6 @@ class Engine(Protocol):
 
     # Calls ----------------------------------------------------------------------------------------------------------
 
-    def next_id(self) -> int:
-        """Return a number that no other task or gang of this engine has."""
-        ...
-
     def submit(self, task: Task, *, nodes: tuple[int, ...] | None = None) -> None:
         """Submit a task, which gets its outcome by its own methods.
 

@@ -122,20 +122,22 @@ class Leader:
     def _take(self, task_id: int, link: NodeLink | None) -> Readable | None:
         if link is None:
             return None
-        led: Readable = link
         if link.on_line == task_id and link.line is not None:
-            led = link.line
-            self._ledger.watcher.remove(led)  # nobody but callers reads a line, as long as their calls are short
-        led.is_led = True
-        self._ledger.watcher.update(led)
-        return led
+            if link.line.is_watched:  # nobody but callers reads a line, as long as their calls are short
+                self._ledger.watcher.remove(link.line)
+            link.line.is_led = True
+            return link.line
+        link.is_led = True
+        self._ledger.watcher.update(link)
+        return link
 
     def _give_up(self, led: Readable, future: Future[Any]) -> None:
         with self._ledger.lock:
             led.is_led = False
             if isinstance(led, DirectLine) and not future.done() and led.channel.fileno() >= 0:
                 self._ledger.watcher.add(led)
-            self._ledger.watcher.update(led)
+            if led.is_watched:
+                self._ledger.watcher.update(led)
 
     def _read(self, link: Readable, future: Future[Any]) -> None:
         deadline = time.monotonic() + LEAD_S

@@ -18,11 +18,10 @@ from ..core import interrupts
 from ..wire.blobs import Blob, default_limit, has_room_for_files
 from ..wire.channel import BLOBS, Channel, ChannelClosed
 from ..wire.frames import Frame, FrameKind, pack
-from ..wire.layout import parse
 from ..wire.nested_calls import IS_NESTED
 from ..wire.payloads import Encoded
 from ..wire.stream import StreamChannel
-from ..wire.tasks import Mode, pack_task
+from ..wire.tasks import Mode, pack_task, parse
 from .dialler import Dialler
 from .tasks import Received, Task, WireFunction
 
@@ -69,6 +68,8 @@ class Readable:
         self.is_blocked = False
         self.pongs = 0
         """Of its channel, as far as the scheduler was told of the round trip."""
+        self.is_watched = False
+        """Set by the watcher that waits for its channel."""
         self.is_led = False
         """A caller reads the channel itself; see `engine.leader`."""
         self.reading = threading.Lock()

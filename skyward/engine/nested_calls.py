@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InternalError, SkywardError, UsageError
-from ..schedule.actions import Refuse
+from ..schedule.scheduler import Refuse
 from ..wire.blobs import Blob, blob_digest, content_digest
 from ..wire.channel import BLOBS, CONTROL
 from ..wire.failures import encode_exception
 from ..wire.frames import Frame, FrameKind
-from ..wire.layout import HEAD, PICKLE_IS_BLOB, REFERENCE
 from ..wire.nested_calls import NestedCall, NestedOutcome, message_of, packed, payload_in
 from ..wire.payloads import Encoded
-from ..wire.tasks import CallKind
+from ..wire.tasks import HEAD, PICKLE_IS_BLOB, REFERENCE, CallKind
 from .builder import PackedCall, TaskBuilder
 from .gang import Gang, RankTask
 from .gangs import Gangs
@@ -81,7 +80,6 @@ class NestedCalls:
         self._gangs = gangs
         self._builder = builder
         dispatcher.handlers[Refuse] = self._refuse
-        dispatcher.on_ended.append(self._ended)
         dispatcher.on_cancelled.append(self._ended)
         self._calls: dict[int, _OpenCall] = {}
         self._by_parent: dict[int, dict[int, None]] = {}
@@ -232,6 +230,7 @@ class NestedCalls:
             return False
         call.parent = parent
         self._by_parent.setdefault(parent, {})[call.number] = None
+        self._dispatcher.on_ended[parent].add(self._ended)
         return True
 
     def _task_of(self, call: _OpenCall, asked: NestedCall, packed_call: PackedCall) -> Callable[[], None]:

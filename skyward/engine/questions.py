@@ -30,7 +30,7 @@ class OpenQuestions:
 
     def __init__(self, ledger: Ledger, dispatcher: TaskDispatcher) -> None:
         self._ledger = ledger
-        dispatcher.on_ended.append(self._ended)
+        self._dispatcher = dispatcher
         self._open: dict[bytes, tuple[int, Answer]] = {}
         self._numbers = itertools.count(1)
 
@@ -75,6 +75,7 @@ class OpenQuestions:
             self._ledger.require_open()
             task, node = self._place(call)
             self._open[number] = task, answer
+            self._dispatcher.on_ended[task].add(self._ended)
             self._ledger.tell(node, FrameKind.ASK, task, number + question)
         try:
             return answer.result(timeout_s)

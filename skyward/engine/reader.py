@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable
 
 from ..calls.futures import this_thread
-from ..core import interrupts
 from ..errors import InternalError
 from ..wire.channel import ChannelClosed
 from .direct_lines import DirectLines
@@ -127,20 +126,19 @@ class Reader:
                     link.reading.release()
 
     def read(self, link: Readable) -> None:
-        """Handle the frames that have come by a channel, unless another thread does."""
-        interrupts.hold()  # frames that were read must be handled
+        """Handle the frames that have come by a channel, unless another thread does.
+
+        A leading caller holds interrupts meanwhile, because frames that were read must be handled.
+        """
+        if not link.reading.acquire(blocking=False):
+            return  # a leading caller is at it
         try:
-            if not link.reading.acquire(blocking=False):
-                return  # a leading caller is at it
-            try:
-                if link.channel.fileno() >= 0:  # else it was closed by the thread that read it last
-                    self._receive(link)
-            except BaseException as error:  # it concerns no thread that happens to read: signals are held
-                report(error)
-            finally:
-                link.reading.release()
+            if link.channel.fileno() >= 0:  # else it was closed by the thread that read it last
+                self._receive(link)
+        except BaseException as error:  # it concerns no thread that happens to read: signals are held
+            report(error)
         finally:
-            interrupts.let_go()
+            link.reading.release()
 
     def _receive(self, link: Readable) -> None:
         try:

@@ -7,15 +7,18 @@ that carry out an action of the scheduler, and those that must know when a call 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from ..schedule.actions import Action, FailTask, Recall, Send
+from ..schedule.scheduler import Action, FailTask, Recall, Send
+from ..wire.channel import ChannelClosed
 from ..wire.frames import Frame, FrameKind
 from .direct_lines import DirectLines
 from .gang import RankTask
 from .hangs import read_stack, timed_out
 from .ledger import Ledger
+from .link import NodeLink
 from .log_router import LogRouter
 from .task_events import TaskEvents
 from .tasks import PulledTask, Task, cannot_send, loss_error, output_notes
@@ -46,8 +49,8 @@ class TaskDispatcher:
             FailTask: self._fail,
         }
         """Carry out an action, by its type; the parts that own gangs and nested calls add theirs."""
-        self.on_ended: list[Callable[[int], object]] = []
-        """Called with the number of each task that leaves the ledger."""
+        self.on_ended: defaultdict[int, set[Callable[[int], object]]] = defaultdict(set)
+        """Called with the number of a task when it leaves the ledger. By task, so that most calls look up one key."""
         self.on_cancelled: list[Callable[[int], object]] = []
         """Called with the number of each task that is about to be stopped."""
 
@@ -91,7 +94,7 @@ class TaskDispatcher:
         """Send a task to the agent of a node, or by its direct line. Returns what to do if it could not be sent."""
         ledger = self._ledger
         link = ledger.links[node]
-        if not (is_alone and self._lines.send(link, task)):
+        if not (is_alone and self._send_on_line(link, task)):
             if isinstance(task, PulledTask):  # another task came first; this one's caller sends it as blobs
                 self.forget(task, ok=None)
                 ledger.after.append(task.send_again)
@@ -108,6 +111,14 @@ class TaskDispatcher:
             self._task_events.sent(task, node)
         task.on_sent()
         return []
+
+    def _send_on_line(self, link: NodeLink, task: Task) -> bool:
+        """Send a task on the direct line of a node. False: the node has no line, or the task does not fit it."""
+        try:
+            return link.send_on_line(task)
+        except ChannelClosed:
+            self._lines.drop(link)
+            return False
 
     def _not_sent(self, task: Task, node: int, error: OSError) -> list[Action]:
         """No descriptor or no memory is left for it: this call fails, and the others go on."""
@@ -126,8 +137,8 @@ class TaskDispatcher:
         if task is None or task.is_cancelled:
             return
         task.is_cancelled = True
-        for is_told in self.on_cancelled:
-            is_told(task_id)
+        for tell in self.on_cancelled:
+            tell(task_id)
         ledger.idle.notify_all()
         node = ledger.scheduler.cancel(task_id)
         if node is None:
@@ -197,8 +208,8 @@ class TaskDispatcher:
         ledger = self._ledger
         ledger.tasks.pop(task.id, None)
         ledger.losses.pop(task.id, None)
-        for is_told in self.on_ended:
-            is_told(task.id)
+        for tell in self.on_ended.pop(task.id, ()):
+            tell(task.id)
         if ok is not None:
             self._task_events.ended(task, ok=ok)
         if not ledger.tasks and not ledger.gangs:

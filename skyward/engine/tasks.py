@@ -18,10 +18,9 @@ from ..core.user_lines import drop_our_frames
 from ..errors import NodeError, NodeLost, Preempted, ResultNotPicklable, SlotLost, UsageError
 from ..wire.blobs import Blob
 from ..wire.failures import EncodedFailure, decode_failure
-from ..wire.layout import Parsed
 from ..wire.payloads import Encoded, decode
 from ..wire.pull import PullRefused
-from ..wire.tasks import TaskHead
+from ..wire.tasks import Parsed, TaskHead
 from .absent import advise
 
 __all__ = [

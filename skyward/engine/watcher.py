@@ -34,11 +34,13 @@ class Watcher:
         self._set(self._wake_read.fileno(), _READ)
 
     def add(self, link: Readable) -> None:
+        link.is_watched = True
         self._links[link.channel.fileno()] = link
         self._set(link.channel.fileno(), _READ)
 
     def remove(self, link: Readable) -> None:
         """Before its channel is closed."""
+        link.is_watched = False
         fd = link.channel.fileno()
         if self._links.pop(fd, None) is not None:
             self._drop(fd)

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..calls.compute import PendingCompute
-from ..calls.futures import Failures, Future
-from ..calls.results import value_of
+from ..calls.futures import Failures, Future, value_of
 from ..engine.builder import PackedCall, Place
 from ..engine.engine import Engine
 from ..engine.tasks import CallTask, PulledTask, ResultStream, Task
@@ -80,8 +79,10 @@ class Dispatch:
         failures: Failures | None = None,
     ) -> Future[Any]:
         engine, packing, options, name = self._engine, self.packing, pending.options, pending.name
-        task_id = engine.next_id()
-        args, kwargs, sources = take_inputs(pending.fn, pending.args, pending.kwargs)
+        task_id = self._builder.next_id()
+        args, kwargs, sources = pending.args, pending.kwargs, list[Iterator[Any]]()
+        if pending.fn.iterator_parameters:
+            args, kwargs, sources = take_inputs(pending.fn, args, kwargs)
         future: Future[Any] = Future(
             engine.cancel,
             call_id=task_id,

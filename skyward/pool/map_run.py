@@ -234,7 +234,7 @@ class MapRun:
                 argument=f"item {first}..{first + len(items) - 1}",
             ) from error
         task = _ChunkTask(
-            id=self._engine.next_id(),
+            id=self._engine.builder.next_id(),
             name=self._name,
             head=TaskHead(self._function.digest, Mode.CHUNK, 0, 0, first & 0xFFFFFFFF),
             function=self._function,

@@ -25,13 +25,10 @@ WINDOW = 16
 def take_inputs(
     function: ComputeFunction[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[Iterator[Any]]]:
-    """The arguments with streams in the place of iterators whose parameter is annotated `Iterator[T]`."""
-    names = function.iterator_parameters
-    if not names:
-        return args, kwargs, []
+    """Put streams in the place of iterators whose parameter is annotated `Iterator[T]`."""
     bound = inspect.signature(function.fn).bind(*args, **kwargs)
     sources: list[Iterator[Any]] = []
-    for name in names:
+    for name in function.iterator_parameters:
         value = bound.arguments.get(name)
         if value is not None and hasattr(value, "__iter__"):
             bound.arguments[name] = InputStream(len(sources))

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, overload
 
 from ..calls.compute import ComputeFunction, PendingCompute, as_compute
-from ..calls.futures import Failures, Future
-from ..calls.results import value_of, values_of
+from ..calls.futures import Failures, Future, value_of, values_of
 from ..calls.target import CallTarget
 from ..core.signatures import check_arguments
 from ..core.user_lines import drop_our_frames

@@ -18,14 +18,60 @@ every method is called under the owner's lock.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
-from .actions import Action, FailGang, FailTask, Recall, Refuse, Send, StartGang
-from .entries import GangEntry, TaskEntry
 from .families import Family, NestedEntry, Places
 from .node_table import NodeEntry, NodeTable
-from .waiting_lines import WaitingLines
+from .waiting_lines import GangEntry, TaskEntry, WaitingLines
 
-__all__ = ["Scheduler"]
+__all__ = ["Action", "FailGang", "FailTask", "Recall", "Refuse", "Scheduler", "Send", "StartGang"]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    task: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    task: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailTask:
+    """The task cannot be run (again). `started`: True, False, or None where nobody knows."""
+
+    task: int
+    node: int | None
+    started: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartGang:
+    gang: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FailGang:
+    """A gang that has not started can never start: it needs nodes that are gone."""
+
+    gang: int
+    node: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A task or gang that a task has called can never start: tasks that wait for calls of their own hold all places."""
+
+    call: int
+    nodes: tuple[int, ...]
+
+
+Action = Send | Recall | FailTask | StartGang | FailGang | Refuse
+
 
 _NOTHING_RESERVED: set[int] = set()
 

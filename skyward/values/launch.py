@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -55,7 +56,7 @@ class ProcessLaunch:
 
     integrations: tuple[Integration, ...] = ()
 
-    @property
+    @functools.cached_property  # asked for each call
     def is_gang(self) -> bool:
         return bool(self.integrations)
 

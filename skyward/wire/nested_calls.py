@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .blobs import Blob
-from .layout import parse, references
 from .payloads import Encoded, decode, encode
+from .tasks import parse, references
 
 __all__ = ["IS_NESTED", "NestedCall", "NestedOutcome", "message_of", "packed", "payload_in"]
 

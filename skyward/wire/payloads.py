@@ -2,7 +2,7 @@
 
 Pickle protocol 5 leaves large buffers out of the pickle; each becomes a blob, named by content. The receiver maps
 the blobs and unpickles over the mappings: an array arrives without a copy and may be written. A pickle that is itself
-too large for a frame becomes the last blob. The layout is in `layout`.
+too large for a frame becomes the last blob. The layout is in `tasks`.
 
 Values of plain built-in types take the C pickler directly; everything else goes through cloudpickle, so functions
 and classes of `__main__` travel by value and those of importable modules by name.
@@ -11,22 +11,24 @@ and classes of `__main__` travel by value and those of importable modules by nam
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MappingProxyType
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 from .blobs import Blob
 from .frames import INLINE_LIMIT
-from .layout import HEAD, IN_MEMORY, PICKLE_IS_BLOB, REFERENCE, Parsed, parse
 from .pull import place_of, pull
-from .wrappers import reduce_wrapper
+from .tasks import HEAD, IN_MEMORY, PICKLE_IS_BLOB, REFERENCE, Parsed, parse
 
 __all__ = ["Encoded", "Parsed", "PutBlob", "decode", "encode", "parse", "paused_collector"]
+
 
 PutBlob = Callable[[memoryview], Blob]
 """Where a large buffer goes: it returns the blob that holds a snapshot of it."""
@@ -248,3 +250,36 @@ def paused_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+_CACHED = type(functools.lru_cache(abs))
+
+
+def reduce_wrapper(obj: Any) -> Any:
+    """How to pickle a wrapper that cannot be found by its name; None for everything else."""
+    if type(obj) is _CACHED:
+        return None if _is_named(obj) else (_cached, (obj.__wrapped__, obj.cache_parameters()))
+    if type(obj) is FunctionType and type(obj.__dict__.get("registry")) is MappingProxyType and not _is_named(obj):
+        default = getattr(obj, "__wrapped__", None)
+        return None if default is None else (_dispatched, (default, dict(obj.__dict__["registry"])))
+    return None
+
+
+def _is_named(obj: Any) -> bool:
+    if obj.__module__ == "__main__":
+        return False
+    found: Any = sys.modules.get(obj.__module__)
+    for part in obj.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _dispatched(default: Callable[..., Any], registry: dict[type, Callable[..., Any]]) -> Any:
+    made = functools.singledispatch(default)
+    for kind, function in registry.items():
+        made.register(kind, function)
+    return made

@@ -5,6 +5,12 @@
 
 `number` is the first index of a chunk, or the items of credit that a stream starts with. `part` of `parts` is the place
 of a broadcast among the nodes that it was sent to, and `first node` the number of the first of them.
+
+The payload of any frame:
+
+    | flags u8 | blobs u16 | elapsed_ns u64 | (digest 16, size u64) * blobs | pickle ... |
+
+`payloads` pickles. The agent reads the references only, and does not import it.
 """
 
 from __future__ import annotations
@@ -17,18 +23,26 @@ from typing import Literal, NamedTuple
 from ..values.topology import AcceleratorInfo, Peer, Rank
 
 __all__ = [
-    "TASK_HEAD",
-    "TASK_KIND_AT",
     "CallKind",
+    "HEAD",
+    "IN_MEMORY",
     "InputStream",
     "Mode",
     "NodeConfig",
+    "PICKLE_IS_BLOB",
+    "Parsed",
+    "REFERENCE",
     "RankOrder",
+    "TASK_HEAD",
+    "TASK_KIND_AT",
     "TaskHead",
     "Topology",
     "pack_task",
+    "parse",
+    "references",
     "unpack_task",
 ]
+
 
 TASK_HEAD = struct.Struct("<16sBBHIHHH")
 TASK_KIND_AT = 17
@@ -134,3 +148,40 @@ class RankOrder:
     """Beyond the node's environment; set before anything is imported."""
     tell_stopped_after_s: float = 300.0
     """Seconds for which the rank's main thread has not run, after which the client wants to know."""
+
+
+HEAD = struct.Struct("<BHQ")
+REFERENCE = struct.Struct("<16sQ")
+PICKLE_IS_BLOB = 0x01
+"""Flag: the last blob is the pickle itself, which was too large for a frame."""
+
+IN_MEMORY = 0x02
+"""Flag: the buffers are in the sender's memory, and the digests say where (see `pull`)."""
+
+
+class Parsed(NamedTuple):
+    """A payload as it came: nothing is unpickled yet."""
+
+    elapsed_ns: int
+    references: tuple[tuple[bytes, int], ...]
+    pickle: memoryview
+    pickle_is_blob: bool
+    is_in_memory: bool = False
+
+
+def references(body: bytes, start: int = 0) -> tuple[tuple[bytes, int], ...]:
+    """(digest, size) of each blob that the payload at `start` needs."""
+    _, count, _ = HEAD.unpack_from(body, start)
+    if not count:
+        return ()
+    first = start + HEAD.size
+    return tuple(REFERENCE.iter_unpack(memoryview(body)[first : first + count * REFERENCE.size]))
+
+
+def parse(body: bytes, start: int = 0) -> Parsed:
+    flags, count, elapsed_ns = HEAD.unpack_from(body, start)
+    if not count:
+        return Parsed(elapsed_ns, (), memoryview(body)[start + HEAD.size :], False)
+    names = references(body, start)
+    at = start + HEAD.size + count * REFERENCE.size
+    return Parsed(elapsed_ns, names, memoryview(body)[at:], bool(flags & PICKLE_IS_BLOB), bool(flags & IN_MEMORY))

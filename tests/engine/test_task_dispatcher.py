@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyward.errors import NodeLost, PoolClosed, Preempted, TaskTimeout
-from skyward.schedule.actions import FailTask, StartGang
+from skyward.schedule.scheduler import FailTask, StartGang
 from skyward.wire.frames import Frame, FrameKind
 from tests.engine.parts import GRACE_S, Parts
 
@@ -45,9 +45,9 @@ def test_an_action_of_another_part_goes_to_its_handler(parts: Parts) -> None:
 
 def test_those_who_must_know_are_told_once_that_a_call_ends(parts: Parts) -> None:
     ended: list[int] = []
-    parts.dispatcher.on_ended.append(ended.append)
     parts.add_node()
     task = parts.submit()
+    parts.dispatcher.on_ended[task.id].add(ended.append)
     assert ended == []
     with parts.ledger:
         parts.dispatcher.finish(task, 0)

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from skyward.schedule.actions import Send
-from skyward.schedule.scheduler import Scheduler
+from skyward.schedule.scheduler import Scheduler, Send
 
 _MANY = 100_000
 

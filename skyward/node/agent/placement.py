@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 from ...wire.blobs import Blob
 from ...wire.frames import ON_SHELF, Frame, FrameKind, pack
-from ...wire.layout import references
-from ...wire.tasks import TASK_HEAD
+from ...wire.tasks import TASK_HEAD, references
 from ..slot.link import read_blob_body
 from .blobs import NodeBlobs
 from .loop import EventLoop

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from ...wire.channel import ChannelClosed
 from ...wire.frames import INLINE_LIMIT, FrameKind
 from .link import connect_task
-from .runtime import current_call
+from .runtime import call_endings, current_call
 
-__all__ = ["QUESTION_NUMBER", "Handler", "end", "handler_here", "serve"]
+__all__ = ["QUESTION_NUMBER", "Handler", "handler_here", "serve"]
 
 QUESTION_NUMBER = 8
 """Bytes of a question's number, in front of it and of its answer."""
@@ -50,6 +50,7 @@ def serve(handler: Handler) -> bool:
         except OSError:  # no connection to be had: nobody can ask this call
             return False
         _open[call.task] = answering
+        call_endings.setdefault(call.task, []).append(_end)
     answering.start()
     return True
 
@@ -61,13 +62,12 @@ def handler_here() -> Handler | None:
     return None if answering is None else answering.handler
 
 
-def end(task: int) -> None:
-    """The call has ended; answers that are nearly given are waited for. For the slot."""
-    if _open:
-        with _lock:
-            answering = _open.pop(task, None)
-        if answering is not None:
-            answering.close()
+def _end(task: int) -> None:
+    """Stop answering: the call has ended. Waits for answers that are nearly given."""
+    with _lock:
+        answering = _open.pop(task, None)
+    if answering is not None:
+        answering.close()
 
 
 class _Answering:

@@ -23,13 +23,13 @@ from ...wire.blobs import Blob
 from ...wire.channel import ChannelClosed
 from ...wire.failures import decode_failure
 from ...wire.frames import Frame, FrameKind
-from ...wire.layout import parse
 from ...wire.nested_calls import IS_NESTED, NestedCall, NestedOutcome, message_of, packed, payload_in
 from ...wire.payloads import Encoded, decode, encode
+from ...wire.tasks import parse
 from .link import connect_task, read_blob_body
-from .runtime import RunningCall
+from .runtime import RunningCall, call_endings
 
-__all__ = ["Caller", "caller_of", "end"]
+__all__ = ["Caller", "caller_of"]
 
 _JOIN_S = 1.0
 
@@ -48,16 +48,16 @@ def caller_of(call: RunningCall) -> Caller:
             except OSError as error:
                 raise PoolClosed(f"the node's agent cannot be reached: {error}") from error
             _open[call.task] = caller
+            call_endings.setdefault(call.task, []).append(_end)
         return caller
 
 
-def end(task: int) -> None:
-    """The task has ended: what it has called, and has not ended, is cancelled. For the slot."""
-    if _open:
-        with _lock:
-            caller = _open.pop(task, None)
-        if caller is not None:
-            caller.close()
+def _end(task: int) -> None:
+    """Cancel the open calls of a task that has ended."""
+    with _lock:
+        caller = _open.pop(task, None)
+    if caller is not None:
+        caller.close()
 
 
 class Caller:

@@ -1,4 +1,7 @@
-"""Runs one task in a slot: a call, a chunk of calls, or a generator; and sends what comes of it."""
+"""Run one task in a slot (a call, a chunk of calls or a generator) and send its outcome.
+
+Functions are loaded once in each process, by name where the name leads to them.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,19 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
+from ...calls.compute import ComputeFunction
 from ...core.process import PACKAGE_ROOT
-from ...errors import NotRun, ResultNotPicklable, TaskExited, UsageError
+from ...errors import NotRun, PayloadNotLoadable, ResultNotPicklable, TaskExited, UsageError
 from ...wire.blobs import Blob
 from ...wire.failures import encode_failure, stamp_as
 from ...wire.frames import Frame, FrameKind
-from ...wire.payloads import Encoded, decode, encode, parse
+from ...wire.payloads import Encoded, decode, encode, parse, paused_collector
 from ...wire.pull import PullRefused
-from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead, unpack_task
-from .functions import Functions, explain_load_error
+from ...wire.tasks import TASK_HEAD, InputStream, Mode, TaskHead
 from .link import Replies
 
-__all__ = ["FLUSH_NS", "Arrived", "Cancelled", "Guard", "Inbox", "TaskRun"]
+__all__ = ["Arrived", "Cancelled", "FLUSH_NS", "Functions", "Guard", "Inbox", "TaskRun", "explain_load_error"]
+
 
 FLUSH_NS = 5_000_000
 """Nanoseconds. A chunk's results are sent at least this often (between two calls), so that the death of a slot loses
@@ -81,6 +85,7 @@ class TaskRun:
     """One task, from its frame to its last frame."""
 
     frame: Frame
+    head: TaskHead
     link: Replies
     functions: Functions
     blobs: tuple[Blob, ...]
@@ -104,7 +109,7 @@ class TaskRun:
         self._thread = threading.get_ident()
         started = time.perf_counter_ns()
         try:
-            head = unpack_task(frame.body)
+            head = self.head
             function, payload = self._load(head)
             if head.mode == Mode.CHUNK:
                 result = self._run_chunk(function, payload, head.number)
@@ -332,3 +337,60 @@ def _portable(results: list[Any]) -> list[Any]:
     if _Raised not in set(map(type, results)):
         return results
     return [RaisedItem(encode_failure(r.error, hide=_OURS)) if type(r) is _Raised else r for r in results]
+
+
+class Functions:
+    """By digest: the payload as it came, and the function once it was needed. Not thread-safe to fill, safe to ask."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[bytes, tuple[bytes, tuple[Blob, ...]]] = {}
+        self._loaded: dict[bytes, Callable[..., Any]] = {}
+        self._holders: dict[bytes, set[str]] = {}
+
+    def add(self, digest: bytes, payload: bytes, blobs: tuple[Blob, ...], holder: str = "agent") -> None:
+        """`holder` is who sent it: it stays until each of them has dropped it."""
+        self._holders.setdefault(digest, set()).add(holder)
+        if digest not in self._loaded:
+            self._payloads[digest] = payload, blobs
+
+    def get(self, digest: bytes) -> Callable[..., Any]:
+        """Raises PayloadNotLoadable."""
+        function = self._loaded.get(digest)
+        if function is None:
+            try:
+                payload, blobs = self._payloads[digest]
+                with paused_collector():
+                    loaded = decode(parse(payload), blobs)
+            except Exception as error:
+                raise explain_load_error(error, "the function") from error
+            function = self._loaded[digest] = _unwrapped(loaded)
+            self._payloads.pop(digest, None)
+        return function
+
+    def drop(self, digest: bytes, holder: str = "agent") -> None:
+        holders = self._holders.get(digest, set())
+        holders.discard(holder)
+        if holders:
+            return
+        self._holders.pop(digest, None)
+        self._payloads.pop(digest, None)
+        self._loaded.pop(digest, None)
+
+
+def _unwrapped(function: Any) -> Callable[..., Any]:
+    unwrapped: Callable[..., Any] = function.fn if isinstance(function, ComputeFunction) else function
+    return unwrapped
+
+
+def explain_load_error(error: Exception, what: str) -> PayloadNotLoadable:
+    """An unpickling error as a sentence that says what is missing on the node and what to do."""
+    if isinstance(error, ModuleNotFoundError):
+        hint = (
+            f"the module {error.name!r} is not installed on the node; add it to Image(pip=[...]), "
+            "or to Image(includes=[...]) if it is your own"
+        )
+    elif isinstance(error, AttributeError):
+        hint = "the node has another version of that module than this machine"
+    else:
+        hint = "its unpickling raised on the node"
+    return PayloadNotLoadable(f"{what} cannot be loaded on the node: {type(error).__name__}: {error}; {hint}")

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from ...calls.active import PoolLike, open_pools
 from ...calls.compute import PendingCompute
-from ...calls.futures import Future
-from ...calls.results import value_of, values_of
+from ...calls.futures import Future, value_of, values_of
 from ...calls.target import CallTarget
 from ...errors import PoolClosed, UsageError
 from ...wire.tasks import CallKind

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple, TypeVar, cast
 from ...core.signatures import checked_options
 from ...values.topology import InstanceInfo, Rank
 
-__all__ = ["RunningCall", "current_call", "current_rank", "enter_call", "instance_info", "is_head", "once"]
+__all__ = [
+    "RunningCall",
+    "call_endings",
+    "current_call",
+    "current_rank",
+    "enter_call",
+    "instance_info",
+    "is_head",
+    "once",
+]
 
 T = TypeVar("T")
 
@@ -32,6 +41,10 @@ class RunningCall(NamedTuple):
 # The main value is for threads that user code starts: a new thread has an empty context.
 _current: ContextVar[RunningCall | None] = ContextVar("skyward_call", default=None)
 _of_process: RunningCall | None = None
+
+
+call_endings: dict[int, list[Callable[[int], None]]] = {}
+"""By task: called with its number when it ends. Only what a call has opened is here, so most calls look up one key."""
 
 
 def enter_call(call: RunningCall | None, *, whole_process: bool) -> None:

@@ -12,14 +12,11 @@ from ...errors import InitializerFailed
 from ...values.topology import InstanceInfo, NetworkInfo, Rank
 from ...wire.blobs import Blob
 from ...wire.frames import Frame, FrameKind
-from ...wire.layout import references
-from ...wire.tasks import CallKind, Topology, unpack_task
-from . import answers, caller
-from .execute import Cancelled, Inbox, TaskRun
-from .functions import Functions
+from ...wire.tasks import CallKind, TaskHead, Topology, references, unpack_task
+from .execute import Cancelled, Functions, Inbox, TaskRun
 from .guards import SlotGuard
 from .link import Link, Replies, read_blob_body
-from .runtime import RunningCall, enter_call
+from .runtime import RunningCall, call_endings, enter_call
 from .stdio import ProcessStreams, ThreadStreams
 
 __all__ = ["Slot", "SlotConfig"]
@@ -90,17 +87,16 @@ class Slot:
         found = {digest: self._arrived.pop(digest) for digest in set(names)}
         return tuple(found[digest] for digest in names)
 
-    def call(self, frame: Frame, lane: int) -> RunningCall:
+    def call(self, task: int, head: TaskHead, lane: int) -> RunningCall:
         topology, config = self.topology, self.config
         assert topology is not None  # the agent sends it before any task
         info = self._infos.get(lane)
         if info is None:
             info = self._infos[lane] = _info(topology, config, lane)
-        head = unpack_task(frame.body)
         if head.kind == CallKind.BROADCAST:
             address = topology.peers[head.first_node].private_ip
             info = replace(info, part=head.part, parts=head.parts, head_addr=address)
-        return RunningCall(frame.ident, info, config.rank, config.agent)
+        return RunningCall(task, info, config.rank, config.agent)
 
     def initialize(self) -> None:
         """What a rank's integrations prepare, then the pool's initializer; once in this process, before its first
@@ -138,10 +134,12 @@ class Slot:
         has_answered = False
         streams.begin()
         guard.begin(frame.ident)
-        enter_call(self.call(frame, lane), whole_process=whole_process)
+        head = unpack_task(frame.body)
+        enter_call(self.call(frame.ident, head, lane), whole_process=whole_process)
         try:
             TaskRun(
                 frame=frame,
+                head=head,
                 link=replies or self.link,
                 functions=self.functions,
                 blobs=blobs,
@@ -156,8 +154,8 @@ class Slot:
             has_answered = True
             raise
         finally:
-            answers.end(frame.ident)
-            caller.end(frame.ident)
+            for end in call_endings.pop(frame.ident, ()):
+                end(frame.ident)
             if has_answered:
                 guard.end()
             enter_call(None, whole_process=whole_process)

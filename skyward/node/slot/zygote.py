@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from ...core.process import adopt_orphans, die_with_parent
 from ...values.launch import ProcessLaunch
-from .functions import explain_load_error
+from .execute import explain_load_error
 from .slot import SlotConfig
 from .threads import apply_thread_counts
 from .worker import serve

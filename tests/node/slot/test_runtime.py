@@ -16,7 +16,7 @@ from skyward.node.slot.runtime import RunningCall, current_call, current_rank, e
 from skyward.node.slot.slot import Slot, SlotConfig
 from skyward.values.topology import InstanceInfo, Peer
 from skyward.wire.frames import Frame, FrameKind
-from skyward.wire.tasks import CallKind, Mode, TaskHead, Topology, pack_task
+from skyward.wire.tasks import CallKind, Mode, TaskHead, Topology
 
 INFO = InstanceInfo(
     node=1,
@@ -123,6 +123,6 @@ def test_the_address_of_the_head_is_that_of_the_first_node_of_a_broadcast() -> N
         heads = {}
         for kind, place in ((CallKind.PLAIN, (0, 1, 0)), (CallKind.BROADCAST, (1, 2, 3))):
             head = TaskHead(bytes(16), Mode.CALL, kind, 0, 0, *place)
-            heads[kind] = slot.call(Frame(FrameKind.TASK, 0, 0, 1, pack_task(head, b"")), 0).info
+            heads[kind] = slot.call(1, head, 0).info
     assert (heads[CallKind.PLAIN].head_addr, heads[CallKind.PLAIN].is_head) == ("10.0.0.0", True)
     assert (heads[CallKind.BROADCAST].head_addr, heads[CallKind.BROADCAST].is_head) == ("10.0.0.3", False)

@@ -11,7 +11,7 @@ import os
 import tempfile
 
 from ....wire.blobs import Blob
-from ....wire.layout import Parsed
+from ....wire.tasks import Parsed
 
 __all__ = ["Arena", "ArenaView"]
 

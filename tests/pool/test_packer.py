@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 import skyward as sky
-from skyward.engine.functions import FunctionTable
+from skyward.pool.packer import FunctionTable
 from skyward.wire.blobs import Blob
 from skyward.wire.payloads import decode, parse
 
