@@ -68,7 +68,7 @@ LISTED = {
     "integrations/joblib.py:SkywardPoolBackend._callbacks": "reported; the thread goes on",
     # Training.
     "training/handler_queue.py:HandlerQueue.put": "raised in the training thread by the next call",
-    "training/checkpoint/background.py:BackgroundSave.__init__": "raised in the training thread by poll or wait",
+    "training/checkpoint/files.py:BackgroundSave.__init__": "raised in the training thread by poll or wait",
     "training/control/channel.py:_on_question": "one question has no answer",
     "training/control/server.py:ControlServer.__init__": "close does not wait for it",
     "training/control/server.py:ControlServer._accept": "one request has no answer",

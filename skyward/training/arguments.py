@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..errors import UsageError
-from .legal_arguments import CHOICES, RULES, types_of
-from .optimizer_options import options_of
+from .legal_arguments import CHOICES, RULES, options_of, types_of
 
 __all__ = ["DDPTrainingArguments", "TrainingArguments"]
 

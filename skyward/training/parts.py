@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ModelPart", "WholeModel", "is_dtensor", "part_of", "unwrapped"]
+__all__ = ["ModelPart", "WholeModel", "is_dtensor", "local_of", "part_of", "unwrapped"]
 
 _DATA_PARALLEL = ("DistributedDataParallel", "DataParallel")
 
@@ -46,6 +46,12 @@ def is_dtensor(value: Any) -> bool:
     By what it has, not by class: `torch.distributed.tensor` takes long to import, and is not there in every build.
     """
     return hasattr(value, "placements") and hasattr(value, "to_local")
+
+
+def local_of(tensor: Any) -> Any:
+    """Return this rank's own part of a DTensor; any other tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if callable(to_local) else tensor
 
 
 def unwrapped(model: Any) -> Any:

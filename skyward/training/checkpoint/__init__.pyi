@@ -1,6 +1,5 @@
 """The one list of the public names, from which `__init__.py` loads them when they are first used."""
 
-from .callback import CheckpointCallback as CheckpointCallback
 from .coordinator import CheckpointCoordinator as CheckpointCoordinator
 from .coordinator import LoadReport as LoadReport
 from .coordinator import components_of as components_of
@@ -10,8 +9,8 @@ from .files import FileCheckpoints as FileCheckpoints
 from .inspection import Difference as Difference
 from .inspection import differences as differences
 from .inspection import problems as problems
-from .latest import latest_checkpoint as latest_checkpoint
 from .layout import checkpoints_in as checkpoints_in
+from .manager import CheckpointCallback as CheckpointCallback
 from .manager import CheckpointManager as CheckpointManager
 from .manifest import FileEntry as FileEntry
 from .manifest import Manifest as Manifest
@@ -22,6 +21,7 @@ from .patterns import StateComponent as StateComponent
 from .patterns import ValidationLevel as ValidationLevel
 from .retention import best_of as best_of
 from .retention import delete_checkpoint as delete_checkpoint
+from .retention import latest_checkpoint as latest_checkpoint
 from .retention import prune as prune
 from .rng import RNGState as RNGState
 from .rng import seed_everything as seed_everything

@@ -9,8 +9,7 @@ from typing import Any, cast
 from ...errors import CheckpointNotFound, UsageError
 from ..agree import Ranks, ranks_of_this_process
 from ..snapshot import SnapshotPool
-from .background import OnBusy
-from .files import FileCheckpoints, sweep_folder
+from .files import FileCheckpoints, OnBusy, sweep_folder
 from .folders import folder_at
 from .layout import checkpoints_in, name_of
 from .load import LoadReport, Resharder

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .leaves import local_of
+from ..parts import local_of
 
 __all__ = ["is_finite", "losses_are_finite"]
 

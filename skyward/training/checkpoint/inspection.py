@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from ...errors import CheckpointError
+from ..nested import leaves_of
 from .folders import folder_at
 from .layout import manifest_at
-from .leaves import digest_of, leaves_of
 from .manifest import MANIFEST, Manifest
 from .sharded import read_whole
+from .validate import digest_of
 from .writer import check_file, read_state
 
 __all__ = ["Difference", "differences", "problems", "states_in"]

@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
@@ -17,7 +17,6 @@ from ..._version import __version__
 from ...errors import CheckpointNotFound, UsageError
 from .commit import discard, new_token, staging_in
 from .folders import Folder, folder_at
-from .hashed_file import HashingFile
 from .inspection import states_in
 from .layout import PREFIX, manifest_at, next_commit_number
 from .manifest import MANIFEST, ComponentEntry, FileEntry, Manifest
@@ -57,7 +56,7 @@ def migrate_checkpoint(
     if MANIFEST not in names and any(each in names for each in (*_HF_ONLY, *_HF_FILES)):
         return _write(target, _of_hf(folder, names), metadata=_hf_metadata(folder, names), keys=keys or {})
     manifest = manifest_at(folder)
-    parts = [_Part.copied(folder, file, manifest.components[file.component]) for file in manifest.files]
+    parts = [_Part.copied(folder, file.path, file, manifest.components[file.component]) for file in manifest.files]
     return _write(target, parts, metadata=manifest.metadata, keys=keys or {}, world_size=manifest.world_size)
 
 
@@ -97,22 +96,22 @@ def export_checkpoint(
     return os.fspath(target)
 
 
+@dataclass(frozen=True)
 class _Part:
     """One file of the new checkpoint, and how it is filled."""
 
-    def __init__(
-        self, entry: FileEntry, component: ComponentEntry, fill: Callable[[Folder, FileEntry], FileEntry]
-    ) -> None:
-        self.entry, self.component, self.fill = entry, component, fill
+    entry: FileEntry
+    component: ComponentEntry
+    fill: Callable[[Folder, FileEntry], FileEntry]
 
     @classmethod
-    def copied(cls, source: Folder, entry: FileEntry, component: ComponentEntry) -> _Part:
-        """Byte by byte: a pickle is not loaded."""
+    def copied(cls, source: Folder, name: str, entry: FileEntry, component: ComponentEntry) -> _Part:
+        """Byte by byte, from the file of that name: a pickle is not loaded."""
 
         def fill(folder: Folder, new: FileEntry) -> FileEntry:
-            with folder.create(new.path) as file, source.open(entry.path) as old:
+            with folder.create(new.path) as file, source.open(name) as old:
                 shutil.copyfileobj(old, file, _CHUNK)
-            return _filled(new, file)
+            return replace(new, bytes=file.bytes, digest=file.digest)
 
         return cls(entry, component, fill)
 
@@ -184,21 +183,17 @@ def _of_hf(folder: Folder, names: list[str]) -> list[_Part]:
             shards = sorted(set(json.loads(file.read())["weight_map"].values()))
         for name in ("model.safetensors.index.json", *shards):
             entry = _entry(name, "model", "safetensors" if name.endswith(".json") else "shard")
-            parts.append(_Part.copied(folder, entry, _component("model")))
+            parts.append(_Part.copied(folder, name, entry, _component("model")))
     elif "model.safetensors" in names:
-        parts.append(_Part.copied(folder, _entry("model.safetensors", "model", "safetensors"), _component("model")))
+        entry = _entry("model.safetensors", "model", "safetensors")
+        parts.append(_Part.copied(folder, entry.path, entry, _component("model")))
     elif "pytorch_model.bin" in names:
         parts.append(_renamed(folder, "pytorch_model.bin", "model"))
     return [*parts, *(_renamed(folder, name, key) for name, key in _HF_FILES.items() if name in names)]
 
 
 def _renamed(folder: Folder, name: str, key: str) -> _Part:
-    def fill(into: Folder, new: FileEntry) -> FileEntry:
-        with into.create(new.path) as file, folder.open(name) as old:
-            shutil.copyfileobj(old, file, _CHUNK)
-        return _filled(new, file)
-
-    return _Part(_entry(f"{key}_state.pt", key, "torch"), _component(key), fill)
+    return _Part.copied(folder, name, _entry(f"{key}_state.pt", key, "torch"), _component(key))
 
 
 def _hf_metadata(folder: Folder, names: list[str]) -> dict[str, Any]:
@@ -208,10 +203,6 @@ def _hf_metadata(folder: Folder, names: list[str]) -> dict[str, Any]:
             state = json.loads(file.read())
         found |= {key: state[key] for key in ("global_step", "epoch", "best_metric") if key in state}
     return found
-
-
-def _filled(entry: FileEntry, file: HashingFile) -> FileEntry:
-    return replace(entry, bytes=file.bytes, digest=file.digest)
 
 
 def _entry(name: str, key: str, kind: str) -> FileEntry:

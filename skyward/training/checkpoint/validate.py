@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import xxhash
 
 from ...errors import ReplicationMismatch
-from .leaves import digest_of, leaves_of, local_of
+from ..nested import leaves_of
+from ..parts import local_of
 from .patterns import SharingPattern, StateComponent, ValidationLevel
 from .topology import Piece
 
-__all__ = ["RTOL", "ATOL", "close_to", "differing", "fingerprints", "mismatch", "summary_of"]
+__all__ = ["RTOL", "ATOL", "close_to", "differing", "digest_of", "fingerprints", "mismatch", "summary_of"]
 
 RTOL, ATOL = 1e-5, 1e-8
 _SAMPLES = 1024
@@ -24,6 +26,31 @@ def fingerprints(state: Any, level: ValidationLevel) -> dict[str, str]:
     if level is ValidationLevel.QUICK:
         return {path: digest_of(_sample(leaf)) for path, leaf in leaves_of(state)}
     return {path: digest_of(leaf) for path, leaf in leaves_of(state)}
+
+
+def digest_of(value: Any) -> str:
+    """xxh3 of 128 bits, as hexadecimal, of a leaf: a tensor's dtype, shape and bytes; another value's pickle."""
+    found = xxhash.xxh3_128()
+    if isinstance(value, torch.Tensor):
+        _add_tensor(found, value)
+    elif value is None or isinstance(value, bool | int | float | str | bytes):
+        found.update(f"{type(value).__name__}:{value!r}".encode())
+    else:
+        found.update(pickle.dumps(value, protocol=4))
+    return found.hexdigest()
+
+
+def _add_tensor(found: Any, tensor: torch.Tensor) -> None:
+    found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    plain = local_of(tensor.detach())
+    if plain.layout is not torch.strided:
+        plain = plain.coalesce() if plain.layout is torch.sparse_coo else plain.to_sparse_coo().coalesce()
+        _add_tensor(found, plain.indices())
+        plain = plain.values()
+    if plain.numel():
+        # As bytes: numpy has no bfloat16 and none of the 8-bit floats.
+        flat = plain.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        found.update(cast("Any", flat.view(torch.uint8).numpy()))
 
 
 def summary_of(prints: Mapping[str, str]) -> str:

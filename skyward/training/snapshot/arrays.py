@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from ..nested import map_leaves
 from .shared import Shared
 
 __all__ = ["ArraySnapshot", "ArraySnapshotPool"]
@@ -60,7 +60,7 @@ class ArraySnapshotPool:
             buffers.append(buffer)
             return buffer
 
-        taken = _mapped(state, copied)
+        taken = map_leaves(state, copied)
         with self._lock:
             self._most = counts
         return ArraySnapshot(self, taken, buffers)
@@ -83,11 +83,3 @@ class ArraySnapshotPool:
                 free = self._free.setdefault(key, [])
                 if len(free) < self._keep * self._most.get(key, 0):
                     free.append(buffer)
-
-
-def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(state, Mapping):
-        return {key: _mapped(value, change) for key, value in state.items()}
-    if isinstance(state, list | tuple) and not hasattr(state, "_fields"):
-        return type(state)(_mapped(value, change) for value in state)
-    return change(state)

@@ -17,7 +17,8 @@ from typing import Any, cast
 
 import torch
 
-from ..checkpoint.leaves import local_of, map_leaves
+from ..nested import map_leaves
+from ..parts import local_of
 from .shared import Shared
 
 __all__ = ["Snapshot", "SnapshotPool", "common_pool"]

@@ -19,6 +19,7 @@ from torch import nn
 from ...errors import UsageError
 from ..agree import Ranks
 from ..arguments import TrainingArguments
+from ..nested import map_leaves
 from ..parts import unwrapped
 from .batches import MicroBatch
 from .evaluation import named_in
@@ -177,17 +178,9 @@ class Objective:
         return total / count
 
 
-def on_device(value: Any, device: torch.device) -> Any:
+def on_device(batch: Any, device: torch.device) -> Any:
     """A batch with its tensors on `device`."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: on_device(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(on_device(item, device) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(on_device(item, device) for item in value)
-    return value
+    return map_leaves(batch, lambda leaf: leaf.to(device, non_blocking=True) if torch.is_tensor(leaf) else leaf)
 
 
 def call(model: nn.Module, inputs: Any, **more: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from ...errors import UsageError
 from ..arguments import TrainingArguments
-from ..optimizer_options import options_of
+from ..legal_arguments import options_of
 
 __all__ = ["Scheduler", "learning_rate_of", "make_optimizer", "make_scheduler"]
 

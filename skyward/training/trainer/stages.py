@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ...errors import UsageError
+from ..nested import map_leaves
 from .batches import size_of
 from .collate import columns_of
 from .loss import apart
@@ -245,13 +246,7 @@ def _filled(value: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _rows(value: Any, begin: int, end: int) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value[begin:end]
-    if isinstance(value, Mapping):
-        return {name: _rows(item, begin, end) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_rows(item, begin, end) for item in value)
-    return value
+    return map_leaves(value, lambda leaf: leaf[begin:end] if torch.is_tensor(leaf) else leaf)
 
 
 def tensors_in(outputs: Any) -> list[torch.Tensor]:

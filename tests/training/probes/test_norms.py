@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from skyward.training.agree import Alone
 from skyward.training.callbacks.norms import measure, named_parameters, unmeasurable
-from skyward.training.callbacks.spectral import PowerIteration, as_matrix
+from skyward.training.callbacks.parameter_norm import PowerIteration, as_matrix
 from tests.training.probes.waits import Waits
 
 
