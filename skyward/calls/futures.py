@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -331,10 +332,26 @@ def _have_ended(futures: list[Future[T]], timeout_s: float | None) -> bool:
 def streamed(futures: list[Future[T]], *, ordered: bool) -> Iterator[T]:
     """Values as they come; leaving early, or an error, stops the others."""
     try:
-        for future in futures if ordered else concurrent.futures.as_completed(futures):
+        for future in futures if ordered else _as_completed(futures):
             yield future.result()
     finally:
         _stop(futures)
+
+
+def _as_completed(futures: list[Future[T]]) -> Iterator[concurrent.futures.Future[T]]:
+    """Yield each future once it has ended. The standard `as_completed` waits unsliced: a Ctrl-C could come too late."""
+    ended = threading.Semaphore(0)
+    arrived: deque[concurrent.futures.Future[T]] = deque()
+
+    def note(future: concurrent.futures.Future[T]) -> None:
+        arrived.append(future)
+        ended.release()
+
+    for future in futures:
+        future.add_done_callback(note)
+    for _ in futures:
+        interrupts.wait_for(lambda slice_s: ended.acquire(timeout=slice_s))
+        yield arrived.popleft()
 
 
 def _stop(futures: list[Future[T]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..calls.compute import PendingCompute, as_compute
 from ..calls.futures import Future
+from ..core import interrupts
 
 __all__ = ["PoolExecutor"]
 
@@ -74,7 +75,7 @@ class PoolExecutor(concurrent.futures.Executor):
             for future in futures:
                 future.cancel()
         if wait:
-            concurrent.futures.wait(futures)
+            interrupts.wait_for(lambda slice_s: not concurrent.futures.wait(futures, slice_s).not_done)
 
 
 def _call_each(fn: Callable[..., T], items: list[tuple[Any, ...]]) -> list[T]:
