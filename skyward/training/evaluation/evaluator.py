@@ -221,19 +221,12 @@ class AsyncEvaluator:
         way = self._pace.arrive(step)
         self._submitted += 1
         snapshot_id = f"{self._recipe.token}-{step}-{self._submitted}"
-        if (why := self._pace.make_room()) is not None:
-            skipped = EvaluationRecord(
-                step=step,
-                epoch=epoch,
-                snapshot_id=snapshot_id,
-                submitted_at=time.time(),
-                status="skipped",
-                error=why,
-            )
-            self._pipeline.skip(skipped)
+        why = self._pace.make_room()
+        evaluation = Evaluation(step=step, epoch=epoch, snapshot_id=snapshot_id)
+        if why is not None:
+            skipped = self._pipeline.skip(evaluation, why)
             self._pace.leave(step, has_skipped=True)
             return skipped
-        evaluation = Evaluation(step=step, epoch=epoch, snapshot_id=snapshot_id, submitted_at=time.time())
         self._pipeline.take(evaluation, lambda: self._take(state, step, step if shares_copy else None))
         if way == "inline":
             self._pace.wait_for(evaluation)

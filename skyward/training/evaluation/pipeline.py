@@ -16,7 +16,7 @@ from ...errors import SkywardError, UsageError
 from .dispatcher import WARMED_SLOTS, Dispatcher, Outcome
 from .model_copy import ModelCopy
 from .recipe import Recipe
-from .records import EvaluationRecord
+from .records import EvaluationRecord, Status
 
 if TYPE_CHECKING:
     from .best import BestModel
@@ -73,12 +73,12 @@ class Lane:
 
 @dataclass(eq=False)
 class Evaluation:
-    """One evaluation on its way. What has a default is the pipeline's."""
+    """One evaluation on its way. The pipeline sets the fields from `snapshot` on."""
 
     step: int
     epoch: float | None
     snapshot_id: str
-    submitted_at: float
+    submitted_at: float = field(default_factory=time.time)
     snapshot: ModelCopy | None = None
     """Retained for this evaluation. None: training copies it just now, or could not."""
     is_taken: threading.Event = field(default_factory=threading.Event, repr=False)
@@ -88,6 +88,17 @@ class Evaluation:
     """None while it is open."""
     error: BaseException | None = None
     is_released: bool = field(default=False, repr=False)
+
+    def record_of(self, status: Status, **ending: Any) -> EvaluationRecord:
+        """Make its record. ending: the other fields that say how it ended."""
+        return EvaluationRecord(
+            step=self.step,
+            epoch=self.epoch,
+            snapshot_id=self.snapshot_id,
+            submitted_at=self.submitted_at,
+            status=status,
+            **ending,
+        )
 
 
 class EvaluationPipeline:
@@ -149,17 +160,12 @@ class EvaluationPipeline:
         finally:
             evaluation.is_taken.set()
 
-    def skip(self, evaluation_record: EvaluationRecord) -> None:
-        """Queues a record of something that is not sent, behind those that have ended."""
-        skipped = Evaluation(
-            step=evaluation_record.step,
-            epoch=evaluation_record.epoch,
-            snapshot_id=evaluation_record.snapshot_id,
-            submitted_at=evaluation_record.submitted_at,
-            record=evaluation_record,
-        )
+    def skip(self, evaluation: Evaluation, why: str) -> EvaluationRecord:
+        """Queue an evaluation that is not sent behind those that have ended, and return its record."""
+        evaluation.record = record = evaluation.record_of("skipped", error=why)
         with self._changed:
-            self._ended.append(skipped)
+            self._ended.append(evaluation)
+        return record
 
     def take_ended(self) -> list[Evaluation]:
         """Those that have ended since the last call, in the order in which they were submitted."""
@@ -256,15 +262,11 @@ class EvaluationPipeline:
         except UsageError as wrong:
             self._end(evaluation, wrong, outcome=outcome)
             return
-        record = EvaluationRecord(
-            step=evaluation.step,
-            epoch=evaluation.epoch,
-            snapshot_id=evaluation.snapshot_id,
-            submitted_at=evaluation.submitted_at,
+        record = evaluation.record_of(
+            "late" if self._is_late(evaluation.step) else "ok",
             started_at=outcome.started_at,
             finished_at=outcome.finished_at,
             worker=outcome.worker,
-            status="late" if self._is_late(evaluation.step) else "ok",
             metrics=metrics,
         )
         self._conclude(evaluation, self._offered(record, evaluation))
@@ -291,15 +293,11 @@ class EvaluationPipeline:
     ) -> None:
         """Without metrics."""
         text = text or _said(error)
-        record = EvaluationRecord(
-            step=evaluation.step,
-            epoch=evaluation.epoch,
-            snapshot_id=evaluation.snapshot_id,
-            submitted_at=evaluation.submitted_at,
+        record = evaluation.record_of(
+            "failed",
             started_at=None if outcome is None else outcome.started_at,
             finished_at=time.time() if outcome is None else outcome.finished_at,
             worker="" if outcome is None else outcome.worker,
-            status="failed",
             error=text,
         )
         if self._conclude(evaluation, record, error) and text not in self._warned:

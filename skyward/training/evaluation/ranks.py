@@ -13,7 +13,7 @@ from ..agree import Alone, RankFailure, Ranks, ranks_of_this_process
 from ..callbacks.lines import write_line
 from .evaluator import AsyncEvaluator
 from .records import EvaluationRecord
-from .state import is_sharded, model_state
+from .weights import is_sharded, model_state
 
 __all__ = ["Evaluations", "submit_model"]
 

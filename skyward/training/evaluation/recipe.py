@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import UsageError
 from .dispatcher import NOTHING, Content, Job, warm_up_of
-from .load import loader_for
+from .weights import halved, loader_for
 
 __all__ = ["OWN_KEY", "Recipe"]
 
@@ -58,8 +58,6 @@ class Recipe:
     def job(self, state: Any, *, step: int, snapshot_id: str) -> Job:
         """For a lane: it may cast the state, and pickle. Raises: ArgumentNotPicklable."""
         if self._is_half:
-            from .state import halved
-
             state = halved(state)
         if self._load is None:
             self._load = Content(loader_for(state), "load")

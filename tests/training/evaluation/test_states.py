@@ -13,7 +13,7 @@ from torch import nn
 
 from skyward.errors import UsageError
 from skyward.training.evaluation import AsyncEvaluator, load_trainable, model_state, submit_model
-from skyward.training.evaluation.state import FROZEN_SAMPLE, halved
+from skyward.training.evaluation.weights import FROZEN_SAMPLE, halved
 from tests.training.checkpoint.crew import Said, error_of, run_cases
 from tests.training.evaluation.parts import ByHand, make_model, norm_of, scored
 

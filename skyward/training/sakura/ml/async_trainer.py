@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ....errors import UsageError
 from ...agree import Alone
 from ...evaluation.evaluator import AsyncEvaluator, Drain
-from ...evaluation.load import loader_for
 from ...evaluation.prepared import prepare_for
 from ...evaluation.ranks import Evaluations
+from ...evaluation.weights import loader_for
 from ...frameworks.evaluations import EvaluatorOptions, check_callable, row_of, with_options
 
 if TYPE_CHECKING:
