@@ -10,6 +10,9 @@ ARGS ?=
 SEED ?=
 SECONDS ?= 60
 
+# Of `make release`.
+VERSION ?=
+
 # Of the machine with a GPU that `make gpu-wheels` prepares for.
 GPU_PYTHON ?= 3.12
 GPU_ARCH   ?= x86_64
@@ -29,7 +32,7 @@ BENCH_OK  := $(BENCH)/.ready-$(BENCH_KEY)
 SAY := printf '\n== %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast test-gpu gpu-wheels chaos lint bench lock clean check-python
+.PHONY: help env demo test test-fast test-gpu gpu-wheels chaos lint bench release lock clean check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -45,6 +48,7 @@ help:
 	@echo "  make gpu-wheels what test-gpu needs beside PYTHON's own packages, for a GPU machine without a network"
 	@echo "  make lint       ruff, mypy --strict and the import rules"
 	@echo "  make bench      compare with ProcessPoolExecutor, loky, Ray, Dask (an environment of its own)"
+	@echo "  make release    version, changelog, packages that are tried out, commit and tag: make release VERSION=0.2.0"
 	@echo "  make lock       resolve the newest versions into constraints*.txt"
 	@echo "  make clean      remove the environments and caches made here"
 	@echo
@@ -111,6 +115,7 @@ gpu-wheels:
 lint: $(READY)
 	@$(SAY) "ruff"
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 	@$(SAY) "mypy --strict"
 	@$(BIN)/mypy
 	@$(SAY) "import rules"
@@ -129,6 +134,12 @@ $(BENCH_OK):
 	@$(BENCH)/bin/python $(PIP) install -q -c constraints-bench.txt -e '.[bench]'
 	@rm -f $(BENCH)/.ready-*
 	@touch $@
+
+# Ends with a commit and a tag here; nothing is uploaded.
+release: $(READY)
+	@test -n "$(VERSION)" || { echo "Name the version: make release VERSION=0.2.0" >&2; exit 1; }
+	@$(SAY) "release $(VERSION)"
+	@sh .ci/release "$(VERSION)"
 
 lock:
 	@$(MAKE) --no-print-directory check-python
