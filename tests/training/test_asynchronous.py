@@ -397,7 +397,8 @@ def test_it_travels_to_the_process_that_trains() -> None:
     assert (again.name, again.state_key, again.runs_on, again.on_error) == (
         *("JsonLogger", "JsonLogger", "rank_zero", "disable"),
     )
-    assert again._chosen["max_pending"] == 7
+    _, (_, options) = again.__reduce__()
+    assert options["max_pending"] == 7
 
 
 def test_hugging_faces_own_callbacks_are_called_as_theirs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from skyward.training import CallbackHandler, Ranks, TrainerControl, TrainerState
+from skyward.training import CallbackHandler, Ranks, TrainerCallback, TrainerControl, TrainerState
 from skyward.training.control import TrainerControlCallback
 
 __all__ = ["Run", "run_in_thread"]
@@ -17,12 +17,13 @@ __all__ = ["Run", "run_in_thread"]
 
 @dataclass(eq=False)
 class Run:
-    """One rank. `pause()` is called in each step; `events` is what happened, as (step, what)."""
+    """One rank. `pause()` is called in each step; `logs` are added to each log; `events` are (step, what) pairs."""
 
     callbacks: list[Any]
     pause: Callable[[], object] = lambda: None
     max_steps: int = 1_000_000
     log_every: int = 10
+    logs: dict[str, float] = field(default_factory=dict)
     save_every: int = 0
     ranks: Ranks | None = None
     args: Any = field(
@@ -50,7 +51,7 @@ class Run:
             control.should_evaluate = False
             fire("on_step_end")
             if state.global_step % self.log_every == 0:
-                fire("on_log", logs={"loss": 1 / state.global_step, "tok_per_sec": 1000.0})
+                fire("on_log", logs={"loss": 1 / state.global_step, "tok_per_sec": 1000.0, **self.logs})
             if control.should_evaluate:
                 self.events.append((state.global_step, "evaluate"))
                 fire("on_evaluate", metrics={"eval_loss": 0.5})
@@ -61,11 +62,23 @@ class Run:
         fire("on_train_end")
 
 
+class Begun(TrainerCallback):
+    """Tells that the callbacks before it have begun."""
+
+    def __init__(self) -> None:
+        self.is_set = threading.Event()
+
+    def on_train_begin(self, **_: Any) -> None:
+        self.is_set.set()
+
+
 @contextmanager
 def run_in_thread(run: Run) -> Iterator[TrainerControlCallback]:
     """The run, from when it listens; it is aborted at the end if it still goes."""
     (control,) = (each for each in run.callbacks if isinstance(each, TrainerControlCallback))
     failed: list[BaseException] = []
+    begun = Begun()
+    run.callbacks.append(begun)
 
     def train() -> None:
         try:
@@ -76,9 +89,8 @@ def run_in_thread(run: Run) -> Iterator[TrainerControlCallback]:
     thread = threading.Thread(target=train, daemon=True)
     thread.start()
     try:
-        deadline = threading.Event()
-        while control._controlled is None and thread.is_alive():
-            deadline.wait(0.005)
+        while not begun.is_set.wait(0.005) and thread.is_alive():
+            pass
         yield control
     finally:
         run.max_steps = 0

@@ -22,7 +22,7 @@ import pytest
 
 from skyward.errors import ControlFailed, UsageError
 from skyward.training.control import TrainerControlCallback, find, runs, sweep
-from skyward.training.control.client import client_of
+from skyward.training.control.client import SocketTransport, client_of
 from skyward.training.control.commands import ControlledRun, plain
 from tests.training.control.run import Run, run_in_thread
 from tests.waiting import until
@@ -121,28 +121,25 @@ def test_an_abort_overrules_saves_that_were_asked_for_and_those_that_are_due() -
 
 
 def test_a_command_that_comes_twice_is_one_command() -> None:
-    gate = threading.Event()
     run = a_run()
-    run.pause = lambda: gate.wait(0.05)
-    with run_in_thread(run) as control:
-        controlled = control._controlled
-        assert controlled is not None
-        first = controlled.submit("save_checkpoint", "again")
-        until(lambda: (controlled.command("again") or first).state == "executed")
-        assert controlled.submit("save_checkpoint", "again").state == "executed"
-        with pytest.raises(UsageError, match="request_id"):
-            controlled.submit("abort", "again")
-        gate.set()
+
+    def send(command: str) -> tuple[int, dict[str, Any]]:
+        body = {"command": command, "request_id": "again"}
+        return transport.ask("POST", "/jobs/job/control", body, timeout_s=10)
+
+    with run_in_thread(run):
+        transport = SocketTransport(path=runs()[0].socket or "")
+        until(lambda: send("save_checkpoint")[1]["state"] == "executed")
+        status, answer = send("abort")
+        assert (status, "request_id" in answer["error"]) == (400, True)
     assert [what for _, what in run.events] == ["save", "ended"]
 
 
 def test_history_gives_each_record_once_and_survives_nan() -> None:
-    run = a_run()
-    with run_in_thread(run) as control:
+    run = a_run(logs={"loss": float("nan"), "grad": float("-inf")})
+    with run_in_thread(run):
         client = find("job")
         until(lambda: client.status().global_step >= 30)
-        assert control._controlled is not None
-        control._controlled.logged({"loss": float("nan"), "grad": float("-inf")})
         records, following = client.history()
         assert len(records) == following
         assert any(record.get("grad") == "-inf" for record in records)

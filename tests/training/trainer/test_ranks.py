@@ -257,14 +257,16 @@ class Net(torch.nn.Module):
 def test_a_ddp_trainer_declares_what_its_ranks_share(pool: ComputePool, tmp_path: Path) -> None:
     def train(dispatches: bool) -> Any:
         settings: dict[str, Any] = {"output_dir": tmp_path, "max_steps": 2, "save_strategy": "no", "use_cpu": True}
+        loaders: list[Any] = []
         made = DDPTrainer(
             Line(),
             DDPTrainingArguments(disable_tqdm=True, **settings | ({} if dispatches else {"dispatch_batches": False})),
             train_dataset=Points(20),
+            callbacks=[callback(on_train_begin=lambda train_dataloader, **_: loaders.append(train_dataloader))],
         )
         made.train()
-        loader = made._stream.loader if made._stream is not None else None
-        return {each.key: each.sharing_pattern.value for each in made.get_state_components()}, loader is not None
+        patterns = {component.key: component.sharing_pattern.value for component in made.get_state_components()}
+        return patterns, loaders[0] is not None
 
     first, second = on_two_ranks(pool, train, True)
     assert (first[1], second[1]) == (True, False)

@@ -122,6 +122,7 @@ class Waits(TrainerCallback):  # type: ignore[misc]
         self._beside, self._steps = beside, steps
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # `pending` counts those that have ended and are not told of yet, and this thread is the one that tells.
         evaluator = self._beside._evaluations.evaluator
         while state.global_step in self._steps and evaluator.pending:
             threading.Event().wait(0.005)

@@ -179,7 +179,7 @@ def resume() -> Any:
             "steps": state.steps,
             "is_same_weight": stopped_at == [stopped],
             "logged": [each["step"] for each in callback._run.state.log_history if "loss" in each],
-            "initial_epoch": again._initial_epoch,
+            "initial_epoch": again._initial_epoch,  # Keras has no other name for it
             "error": error,
         }
 

@@ -200,6 +200,7 @@ def ages() -> Any:
     def let_it_end(epoch: int, logs: Any) -> None:
         if epoch == 2:
             go.set()
+            # `pending` counts those that have ended and are not told of yet: here all of them.
             until(lambda: "0 open" in repr(callback._evaluations.evaluator))
 
     let_go = keras.callbacks.LambdaCallback(on_epoch_end=let_it_end)
