@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -49,10 +50,16 @@ class Failing(sky.Local):
         if fate == "dead":
             os.kill(machines[0].pid, signal.SIGKILL)
             machines[0].handle.wait()
+            until(lambda: not answers(machines[0].socket_path))  # the agent ends a moment after its parents
         return machines
 
     def is_empty(self) -> bool:
         return not any(os.path.exists(machine.folder) for machine in self.made)
+
+
+def answers(socket_path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(socket_path) == 0
 
 
 def lose(pool: sky.ComputePool) -> None:
