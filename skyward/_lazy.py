@@ -4,9 +4,12 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from opcode import opmap
-from types import FrameType
+from types import FrameType, FunctionType
 
 _IMPORT_FROM = opmap["IMPORT_FROM"]
+
+_tables: dict[str, dict[str, str]] = {}
+"""By public module: its names, and where each comes from."""
 
 
 def lazy_names(
@@ -25,7 +28,7 @@ def lazy_names(
     framework. extra: what to install where a name needs a package that is not there; or that by name, for those whose
     extra is not called as they are.
     """
-    sources = _read_stub(f"{file}i")
+    sources = _tables[module] = _read_stub(f"{file}i")
     package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
     public = sorted(sources)
 
@@ -41,6 +44,7 @@ def lazy_names(
             if extra is None or (error.name or "skyward").partition(".")[0] == "skyward":
                 raise
             raise _missing(name, error, extra if isinstance(extra, str) else extra.get(name, name)) from error
+        _publish(name, value, module)
         setattr(sys.modules[module], name, value)  # found without us from now on, also where a module has this name
         return value
 
@@ -52,6 +56,37 @@ def _read_stub(path: str) -> dict[str, str]:
     with open(path, encoding="utf-8") as stub:
         imports = [line.split() for line in stub if line.startswith("from ")]
     return {words[-1]: words[1] for words in imports}
+
+
+def _publish(name: str, value: object, asked: str) -> None:
+    """Let a class or function report its public module, so that pickles, reprs and docs survive moves.
+
+    It is the nearest one above the module that defines it, whichever was asked first; else the one that was asked.
+    The price: `inspect.getsource` does not find a class, because it looks into the module that the class reports.
+    """
+    if not isinstance(value, type | FunctionType) or value.__qualname__ != name:
+        return
+    home = value.__module__
+    if home in _tables or not home.startswith("skyward."):  # it says so itself, or is not ours
+        return
+    package, _, last = home.rpartition(".")
+    while package and name not in _tables.get(package, {}):
+        if _tables.get(package, {}).get(last) == ".":  # a module that is public itself
+            return
+        package, _, last = package.rpartition(".")
+    if isinstance(value, type):
+        _bind_annotations(value)
+    value.__module__ = package or asked
+
+
+def _bind_annotations(cls: type) -> None:
+    """Let `typing.get_type_hints` look up the annotations where they were written. A function knows its globals."""
+    from typing import ForwardRef  # `import skyward` needs no typing
+
+    annotations = vars(cls).get("__annotations__", {})
+    for field, hint in annotations.items():
+        if isinstance(hint, str):
+            annotations[field] = ForwardRef(hint, module=cls.__module__, is_class=True)
 
 
 def _missing(name: str, error: ModuleNotFoundError, extra: str) -> ImportError:

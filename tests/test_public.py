@@ -6,6 +6,8 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+import typing
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,57 @@ def test_all_is_what_dir_shows_and_everything_in_it_is_there() -> None:
     assert len(set(skyward.__all__)) == len(skyward.__all__)
     for name in skyward.__all__:
         assert getattr(skyward, name) is not None
+
+
+PUBLIC = [
+    "skyward",
+    "skyward.errors",
+    "skyward.events",
+    "skyward.accelerators",
+    "skyward.integrations",
+    "skyward.training",
+    *(
+        f"skyward.training.{name}"
+        for name in ("callbacks", "checkpoint", "control", "evaluation", "sakura", "snapshot")
+    ),
+]
+
+PICKLED = f"""
+import importlib, pickle, pickletools, sys, types
+pickles = []
+for module in {PUBLIC}:
+    for name in importlib.import_module(module).__all__:
+        value = getattr(sys.modules[module], name)
+        if isinstance(value, type | types.FunctionType) and value.__qualname__ == name:
+            pickles.append((module, name, value.__module__, pickle.dumps(value, protocol=2)))
+"""
+
+
+@pytest.mark.timeout(300)  # imports every framework, twice
+def test_public_classes_report_a_public_module_and_pickle_by_it(tmp_path: Path) -> None:
+    path = tmp_path / "pickles"
+    fresh(f"{PICKLED}\nopen({str(path)!r}, 'wb').write(pickle.dumps(pickles))")
+    code = f"""
+import importlib, pickle
+for module, name, reported, data in pickle.load(open({str(path)!r}, "rb")):
+    value = pickle.loads(data)
+    here = getattr(importlib.import_module(module), name)
+    assert value is here, (module, name)
+    print(module, name, reported, f"c{{reported}}\\n{{name}}\\n".encode() in data)
+"""
+    rows = [line.split() for line in fresh(code).splitlines()]
+    assert {row[0] for row in rows} == set(PUBLIC)
+    assert {row[1] for row in rows} >= {"CallOptions", "ComputePool", "Future", "NodeTarget", "NodeLost", "Trainer"}
+    private = [row for row in rows if row[2] not in PUBLIC or row[3] != "True"]
+    assert not private
+
+
+def test_the_hints_of_a_public_class_are_found_where_it_was_written() -> None:
+    for cls in (skyward.CallOptions, skyward.Image, skyward.AWS, skyward.LogLine, skyward.InstanceInfo):
+        assert cls.__module__ == "skyward"
+        hints = typing.get_type_hints(cls)
+        assert hints
+        assert not any(isinstance(hint, str | typing.ForwardRef) for hint in hints.values())
 
 
 def test_a_star_import_gives_all_of_it() -> None:
