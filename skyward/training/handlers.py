@@ -145,5 +145,5 @@ def _parameters_of(handler: Handler) -> list[inspect.Parameter] | None:
     """None of what has no signature, as some built-in functions."""
     try:
         return list(inspect.signature(handler).parameters.values())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # it has no signature
         return None

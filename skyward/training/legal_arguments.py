@@ -171,7 +171,7 @@ def options_of(optim: str, text: str | None, *, arguments: str) -> dict[str, flo
 def _number(value: str, where: str, name: str) -> float:
     try:
         number = float(value)
-    except ValueError:
+    except ValueError:  # refused below
         number = math.nan
     if not math.isfinite(number) or number < 0:
         raise UsageError(f"{where}: {name}={value}: must be a number, at least 0")

@@ -88,7 +88,7 @@ def format_value(value: Any, fmt: Format = "") -> str:
         value = max(value)
     try:
         return _formatted(value, fmt)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):  # a format that does not fit the value: shown as it is
         return str(value)
 
 

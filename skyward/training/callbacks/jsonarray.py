@@ -208,7 +208,7 @@ def _has_writer(file: Path) -> bool:
     """Whether another process that made one of the hidden files still lives, on whichever machine."""
     try:
         fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except FileNotFoundError:  # its writer removed it meanwhile
         return False
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,7 +248,7 @@ def salvage(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(text)
-        except ValueError:
+        except ValueError:  # here the damage begins
             break
         if not isinstance(record, dict):
             break
@@ -262,7 +262,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
     """
     try:
         return json.dumps(record, allow_nan=False, default=_plain).encode()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError):  # NaN, or a key that is no text: convert what json.dumps refused
         return json.dumps(_finite(record), allow_nan=False).encode()
 
 

@@ -205,7 +205,7 @@ def _is_terminal(stream: TextIO) -> bool:
     """One that has a width, that is: tqdm draws nothing on one of no columns, such as a container's."""
     try:
         return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
-    except OSError:
+    except OSError:  # no terminal, or one without a size
         return False
 
 

@@ -189,7 +189,7 @@ def _records(data: bytes, event: Any) -> Iterator[tuple[bytes, Any]]:
             return
         try:
             found = event.FromString(data[at + 12 : end - 4])
-        except DecodeError:
+        except DecodeError:  # a writer was killed within this record
             return
         yield data[at:end], found
         at = end

@@ -32,7 +32,7 @@ class Scalar:
 def _perplexity(loss: Any, metrics: Mapping[str, Any]) -> float | None:
     try:
         return math.exp(loss)
-    except OverflowError:
+    except OverflowError:  # no scalar can hold it
         return None
 
 

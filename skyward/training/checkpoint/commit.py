@@ -261,7 +261,7 @@ def _host() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         where = f"{boot}{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
+    except OSError:  # no /proc, as on macOS
         where = platform.node()
     return f"{zlib.crc32(where.encode()):08x}"
 

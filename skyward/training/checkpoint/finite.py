@@ -41,5 +41,5 @@ def losses_are_finite(metrics: Mapping[str, Any]) -> bool | None:
     losses = [value for name, value in metrics.items() if "loss" in name.lower() and not isinstance(value, str | bytes)]
     try:
         return all(math.isfinite(float(loss)) for loss in losses) if losses else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a metric that is no number: nothing is known
         return None

@@ -98,7 +98,7 @@ class LocalFolder:
         for name in names:
             try:
                 found[name] = (self._path / name).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
+            except (FileNotFoundError, NotADirectoryError):  # what is not there is left out
                 continue
         return found
 

@@ -105,7 +105,7 @@ def next_commit_number(root: Folder) -> int:
     for _, text in _manifests_in(root):
         try:
             number = json.loads(text)["commit_number"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):  # damaged: it has no number to count
             continue
         if isinstance(number, int):
             highest = max(highest, number)

@@ -96,14 +96,14 @@ class ObjectFolder:
             raise
 
     def remove(self) -> None:
-        with self._asking(), suppress(FileNotFoundError):
+        with self._asking(), suppress(FileNotFoundError):  # nothing to remove
             self._system.rm(self._path, recursive=True)
 
     def modified_s(self, name: str) -> float:
         with self._asking():
             try:
                 return float(self._system.modified(self._at(name)).timestamp())
-            except (NotImplementedError, AttributeError):
+            except (NotImplementedError, AttributeError):  # a store that does not say
                 return 0.0
 
     def unfinished(self) -> list[tuple[float, str, str]]:
@@ -127,7 +127,7 @@ class ObjectFolder:
     def forget(self, name: str, upload: str) -> None:
         """Ends what `unfinished` has found."""
         bucket, _, prefix = self._path.partition("/")
-        with suppress(FileNotFoundError), self._asking():
+        with suppress(FileNotFoundError), self._asking():  # it has ended meanwhile
             self._system.abort_mpu(bucket, f"{prefix}/{name}", upload)
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ class ObjectFolder:
             file.discard()
         try:
             file.closed = True
-        except AttributeError:
-            with suppress(Exception):
+        except AttributeError:  # this kind of file cannot be marked as closed
+            with suppress(Exception):  # the error that led here is raised
                 file.close()
                 self._system.rm_file(path)
 

@@ -160,5 +160,5 @@ def _groups(members: Sequence[RankPlace]) -> dict[str, tuple[tuple[int, ...], ..
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
+    except OSError:  # no /proc, as on macOS: the host name has to do
         return ""

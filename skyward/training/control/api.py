@@ -53,7 +53,7 @@ class ControlRequest:
             return 0.0
         try:
             seconds = float(text)
-        except ValueError:
+        except ValueError:  # refused below
             seconds = math.nan
         if not seconds >= 0:
             raise UsageError(f"wait: {text[:40]!r} is not a number of seconds, 0 or more")

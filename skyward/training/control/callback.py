@@ -315,5 +315,5 @@ def _memory_bytes() -> int | None:
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
+    except OSError:  # no /proc, as on macOS
         return None

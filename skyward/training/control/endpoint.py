@@ -144,7 +144,7 @@ def read_token(job_id: str) -> str | None:
     try:
         with open(path, encoding="ascii") as file:
             return file.read()
-    except FileNotFoundError:
+    except FileNotFoundError:  # a run without a port has none
         return None
     except (OSError, UnicodeError) as error:
         raise UsageError(f"the token of {job_id!r}, {path}, cannot be read: {error}") from error
@@ -192,9 +192,9 @@ def _folder(job_id: str) -> str:
 
 def _folders() -> Iterator[str]:
     root = os.path.join(state_folder(), "jobs")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # no run has made the folder yet
         for name in os.listdir(root):
-            with contextlib.suppress(UsageError):
+            with contextlib.suppress(UsageError):  # a folder that is no run of ours
                 check_job_id(name)
                 yield os.path.join(root, name)
 
@@ -211,7 +211,7 @@ def _write(folder: str, name: str, text: str) -> None:
             os.fsync(file.fileno())
         os.rename(made, path)
     except BaseException:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the error that led here is raised
             os.unlink(made)
         raise
     _sync(folder)
@@ -233,7 +233,7 @@ def _remove_dead(path: str) -> None:
     """With the socket, which a server that is closed removes itself."""
     endpoint = _read(path)
     if endpoint is not None and endpoint.socket is not None and endpoint.is_here:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # its server removed it, or nobody may
             os.unlink(endpoint.socket)
     _remove(path)
 
@@ -243,14 +243,14 @@ def _loaded(path: str, name: str) -> Any:
     try:
         with open(os.path.join(path, name), encoding="utf-8") as file:
             return json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # as the docstring says
         return None
 
 
 def _owner(path: str) -> Owner | None:
     try:
         return Owner(**_loaded(path, _OWNER))
-    except TypeError:
+    except TypeError:  # nothing is there, or fields of another version
         return None
 
 
@@ -258,5 +258,5 @@ def _read(path: str) -> Endpoint | None:
     said = _loaded(path, _ENDPOINT)
     try:
         return Endpoint(**{**said, "owner": Owner(**said["owner"])})
-    except (TypeError, KeyError):
+    except (TypeError, KeyError):  # nothing is there, or fields of another version
         return None

@@ -64,7 +64,7 @@ def is_loopback(host: str) -> bool:
     """Whether nobody but this machine reaches that address."""
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    except ValueError:  # a name, not an address
         return host == "localhost"
 
 
@@ -149,7 +149,7 @@ class AccessCheck:
             name = name[1:].partition("]")[0]
         elif name.count(":") == 1:
             name = name.partition(":")[0]
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # a name: looked at below
             ipaddress.ip_address(name)
             return True
         bound = self.host.lower()
@@ -205,7 +205,7 @@ class ControlServer:
             self._thread.join(_LOOK_S + 5)
         self._sock.close()
         if self._sock.family == socket.AF_UNIX:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # somebody cleared the folder
                 os.unlink(self.path)
         with self._lock:
             connections = list(self._open)
@@ -223,7 +223,7 @@ class ControlServer:
         while not self._stop.is_set():
             try:
                 sock, _ = self._sock.accept()
-            except TimeoutError:
+            except TimeoutError:  # time to look whether the run has ended
                 continue
             except OSError as error:  # no descriptors are left, or the peer has gone again; or the run ends
                 if not self._stop.wait(0.1):
@@ -282,7 +282,7 @@ class _Connection:
 
     def give_up(self) -> None:
         """End what its thread waits for."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # its peer has ended it already
             self.sock.shutdown(socket.SHUT_RDWR)
 
 

@@ -88,7 +88,7 @@ def _as_tensor(value: Any) -> Any:
         return value
     try:
         return torch.tensor(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # texts, or rows of different lengths: for the collator of torch
         return value
 
 

@@ -302,7 +302,7 @@ def _loader_class(has_workers: bool) -> Any:
     if has_workers:
         try:
             from torchdata.stateful_dataloader import StatefulDataLoader
-        except ImportError:
+        except ImportError:  # it is optional: without it batches are read again after a resume
             return DataLoader
         return StatefulDataLoader
     return DataLoader
@@ -327,7 +327,7 @@ def has_length(dataset: Any) -> bool:
     """Whether `len` works: some classes have the method, and no length."""
     try:
         return len(dataset) is not None
-    except (TypeError, AttributeError, NotImplementedError):
+    except (TypeError, AttributeError, NotImplementedError):  # it has no length
         return False
 
 

@@ -203,7 +203,7 @@ def call(model: nn.Module, inputs: Any, **more: Any) -> Any:
 def _takes(model: nn.Module, inputs: Sequence[Any], more: Mapping[str, Any]) -> bool:
     try:
         inspect.signature(model.forward).bind(*inputs, **more)
-    except TypeError:
+    except TypeError:  # that is the question
         return False
     return True
 
