@@ -16,6 +16,8 @@ __all__ = ["DivergenceDetector"]
 
 _log = logging.getLogger(__name__)
 
+_STATE = ("smoothed_loss", "best_smoothed_loss", "observation_count", "consecutive_above")
+
 
 class DivergenceDetector(TrainerCallback):
     """Compares the smoothed loss with the best that it has been.
@@ -86,18 +88,11 @@ class DivergenceDetector(TrainerCallback):
             self._watch(state, control, self._reported.evaluated(state.global_step, metrics or {}), ranks)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "smoothed_loss": self.smoothed_loss,
-            "best_smoothed_loss": self.best_smoothed_loss,
-            "observation_count": self.observation_count,
-            "consecutive_above": self.consecutive_above,
-        }
+        return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], /) -> None:
-        self.smoothed_loss = state_dict["smoothed_loss"]
-        self.best_smoothed_loss = state_dict["best_smoothed_loss"]
-        self.observation_count = state_dict["observation_count"]
-        self.consecutive_above = state_dict["consecutive_above"]
+        for name in _STATE:
+            setattr(self, name, state_dict[name])
 
     def _watch(self, state: Any, control: Any, told: Mapping[str, Any], ranks: Ranks) -> None:
         mine = told.get(self.metric_key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +9,9 @@ from ..agree import Alone, Ranks
 from ..events import TrainerCallback, TrainerControl
 from ..parts import part_of
 from .jsonlog import JsonLogWriter
-from .norms import PendingNorms, joined, measure, parameters_to_measure, unmeasurable
+from .norms import PendingNorms, can_be_measured, joined, leave_out, measure, parameters_to_measure
 
 __all__ = ["GradNormLogger", "evaluation_follows"]
-
-_log = logging.getLogger(__name__)
 
 
 class GradNormLogger(TrainerCallback):
@@ -51,7 +48,7 @@ class GradNormLogger(TrainerCallback):
         if self._is_off:
             return
         world = ranks or Alone()
-        self._leave_out(unmeasurable(model, world, _why_no_gradients), world)
+        self._is_off = not can_be_measured(model, world, who="GradNormLogger", why_else=_why_no_gradients)
         if not self._is_off and world.rank == 0:
             self._writer.open(args.logging_dir, global_step=state.global_step)
 
@@ -76,7 +73,8 @@ class GradNormLogger(TrainerCallback):
         parameters = parameters_to_measure(model, trainer, world)
         gradients = {name: each.grad for name, each in parameters.items() if each.grad is not None}
         if parameters and not gradients and not is_part:  # a stage may well be frozen
-            self._leave_out("no parameter has a gradient when the optimizer's step begins", world)
+            self._is_off = True
+            leave_out("GradNormLogger", "no parameter has a gradient when the optimizer's step begins", world)
         elif parameters or is_part:
             self._pending = measure(gradients)
 
@@ -109,11 +107,6 @@ class GradNormLogger(TrainerCallback):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._writer.load_state_dict(state_dict["writer"])
         self._foresees = bool(state_dict["foresees"])
-
-    def _leave_out(self, reason: str | None, world: Ranks) -> None:
-        self._is_off = reason is not None
-        if reason is not None and world.rank == 0:
-            _log.warning("GradNormLogger is left out: %s", reason)
 
 
 def evaluation_follows(args: Any, state: Any, control: TrainerControl, train_dataloader: Any) -> bool | None:

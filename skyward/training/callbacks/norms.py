@@ -13,6 +13,7 @@ A rank that holds a part of the model (a pipeline's stage) measures that part, u
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PendingNorms",
+    "can_be_measured",
     "joined",
+    "leave_out",
     "measure",
     "named_parameters",
     "parameters_to_measure",
     "unmeasurable",
 ]
+
+_log = logging.getLogger(__name__)
 
 WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """What torch.compile, activation checkpointing and FSDP put into the names of parameters. Not DDP's `module`, a name
@@ -61,14 +66,32 @@ def joined(ranks: Ranks, measured: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for each in ranks.exchange(dict(measured)) for name, value in each.items()}
 
 
-def unmeasurable(model: Any, ranks: Ranks, why_else: Callable[[Any], str | None] = lambda model: None) -> str | None:
-    """Why the norms of this model's parameters cannot be told; None where they can. Collective: a reason of one rank
-    is every rank's. why_else: a further reason, asked for a module of torch.
+def can_be_measured(
+    model: Any, ranks: Ranks, *, who: str, why_else: Callable[[Any], str | None] = lambda model: None
+) -> bool:
+    """Return whether the norms of this model's parameters can be told; warn where they cannot. Collective.
+
+    A reason of one rank is every rank's.
+
+    Args:
+        who: the callback, for the warning.
+        why_else: a further reason, asked for a module of torch.
     """
-    return next((each for each in ranks.exchange(_unmeasurable(model) or why_else(model)) if each is not None), None)
+    reasons = ranks.exchange(unmeasurable(model) or why_else(model))
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is not None:
+        leave_out(who, reason, ranks)
+    return reason is None
 
 
-def _unmeasurable(model: Any) -> str | None:
+def leave_out(who: str, reason: str, ranks: Ranks) -> None:
+    """Warn, once for all ranks, that a callback does nothing."""
+    if ranks.rank == 0:
+        _log.warning("%s is left out: %s", who, reason)
+
+
+def unmeasurable(model: Any) -> str | None:
+    """Return why the norms of this model's parameters cannot be told; None where they can."""
     if not callable(getattr(model, "named_parameters", None)):
         return f"the run's model is of type {type(model).__name__}: no module of torch"
     for name, parameter in model.named_parameters():

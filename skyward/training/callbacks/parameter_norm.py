@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -18,14 +17,12 @@ from ..agree import Alone, Ranks
 from ..events import TrainerCallback
 from ..parts import is_dtensor, part_of
 from .jsonlog import JsonLogWriter
-from .norms import joined, measure, parameters_to_measure, unmeasurable
+from .norms import can_be_measured, joined, measure, parameters_to_measure
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["ParameterNormLogger", "PowerIteration", "as_matrix"]
-
-_log = logging.getLogger(__name__)
 
 
 class ParameterNormLogger(TrainerCallback):
@@ -66,13 +63,8 @@ class ParameterNormLogger(TrainerCallback):
         if self._is_off:
             return
         world = ranks or Alone()
-        reason = unmeasurable(model, world)
-        self._is_off = reason is not None
-        if world.rank != 0:
-            return
-        if reason is not None:
-            _log.warning("ParameterNormLogger is left out: %s", reason)
-        else:
+        self._is_off = not can_be_measured(model, world, who="ParameterNormLogger")
+        if not self._is_off and world.rank == 0:
             self._writer.open(args.logging_dir, global_step=state.global_step)
 
     def on_evaluate(

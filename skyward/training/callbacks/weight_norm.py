@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
@@ -10,11 +9,9 @@ from ..agree import Alone, Ranks
 from ..events import TrainerCallback
 from ..parts import part_of
 from .metrics import is_training_log
-from .norms import measure, parameters_to_measure, unmeasurable
+from .norms import can_be_measured, measure, parameters_to_measure
 
 __all__ = ["WeightNormLogger"]
-
-_log = logging.getLogger(__name__)
 
 
 class WeightNormLogger(TrainerCallback):
@@ -33,11 +30,7 @@ class WeightNormLogger(TrainerCallback):
         self._is_off = False
 
     def on_train_begin(self, model: Any = None, ranks: Ranks | None = None, **kwargs: Any) -> None:
-        world = ranks or Alone()
-        reason = unmeasurable(model, world)
-        self._is_off = reason is not None
-        if reason is not None and world.rank == 0:
-            _log.warning("WeightNormLogger is left out: %s", reason)
+        self._is_off = not can_be_measured(model, ranks or Alone(), who="WeightNormLogger")
 
     def on_log_step(
         self, logs: dict[str, Any], model: Any = None, trainer: Any = None, ranks: Ranks | None = None, **kwargs: Any

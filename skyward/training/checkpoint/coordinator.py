@@ -59,19 +59,15 @@ class CheckpointCoordinator:
         self.state_components = tuple(state_components)
         self.output_dir = None if output_dir is None else os.fspath(output_dir)
         self.metadata = dict(metadata or {})
-        self._ranks: Ranks = cast("Ranks", dist) if hasattr(dist, "exchange") else ranks_of_this_process()
-        self._groups = ranks_of_groups(process_groups or {}, self._ranks.rank)
+        self.ranks: Ranks = cast("Ranks", dist) if hasattr(dist, "exchange") else ranks_of_this_process()
+        self._groups = ranks_of_groups(process_groups or {}, self.ranks.rank)
         self.on_each_node, self._step, self._allow_pickle = on_each_node, step, allow_pickle
         self._is_swept: set[str] = set()
         self._on_busy: OnBusy = on_busy
         self.files = FileCheckpoints(
-            self.output_dir or "", ranks=self._ranks, on_each_node=on_each_node, allow_pickle=allow_pickle, pool=pool
+            self.output_dir or "", ranks=self.ranks, on_each_node=on_each_node, allow_pickle=allow_pickle, pool=pool
         )
         self._check(process_groups or {})
-
-    @property
-    def ranks(self) -> Ranks:
-        return self._ranks
 
     def save_checkpoint(
         self,
@@ -174,9 +170,9 @@ class CheckpointCoordinator:
         compare_all: bool,
         metadata: Mapping[str, Any] | None = None,
     ) -> SaveRequest:
-        places = together(self._ranks, "saving", lambda: self._place(path, checkpoint_id))
+        places = together(self.ranks, "saving", lambda: self._place(path, checkpoint_id))
         name = places[0][1]
-        parent = places[self._ranks.rank if self.on_each_node else 0][0]
+        parent = places[self.ranks.rank if self.on_each_node else 0][0]
         everything = {**self.metadata, **(metadata or {})}
         text = name.removeprefix(name_of(""))
         if "step" not in everything and text.isdigit():

@@ -216,11 +216,7 @@ class TrainerControlCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._keep_aborting(control)
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._keep_aborting(control)
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._keep_aborting(control)
+    on_epoch_begin = on_epoch_end = on_step_begin
 
     # Within ---------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from skyward.training.agree import Alone
 from skyward.training.callbacks.norms import measure, named_parameters, unmeasurable
 from skyward.training.callbacks.parameter_norm import PowerIteration, as_matrix
 from tests.training.probes.waits import Waits
@@ -84,11 +83,11 @@ def test_names_have_no_wrappers_and_tied_parameters_are_counted_once() -> None:
 def test_parameters_without_values_cannot_be_measured() -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)
-    reason = unmeasurable(model, Alone())
+    reason = unmeasurable(model)
     assert reason is not None
     assert "'weight' is on the meta device" in reason
-    assert unmeasurable(nn.Linear(2, 2), Alone()) is None
-    assert unmeasurable(object(), Alone()) == "the run's model is of type object: no module of torch"
+    assert unmeasurable(nn.Linear(2, 2)) is None
+    assert unmeasurable(object()) == "the run's model is of type object: no module of torch"
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (256, 48), (48, 256), (16, 3, 5, 5), (1, 7), (9, 1)])
