@@ -14,13 +14,12 @@ from ...wire.ends import CAN_STRIPE
 from ...wire.frames import PROTOCOL_VERSION, Frame, FrameKind
 from ...wire.tasks import NodeConfig
 from ..slot.ports import PortLocks
-from .call_relay import CallRelay
 from .complaints import complain
 from .facts import node_facts
 from .loop import EventLoop
 from .node_tasks import NodeTasks
 from .notice import NoticeWatch
-from .questions import QuestionRelay
+from .relays import CallRelay, QuestionRelay
 from .session import Session
 from .usage import UsageMeter
 from .watchdog import Lease
