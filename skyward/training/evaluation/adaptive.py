@@ -222,23 +222,23 @@ class AdaptiveCompute:
         Raises: UsageError: there is no such worker, or it is the last.
         """
         with self._changed:
-            found = next((member for member in self._members if member.is_called(worker)), None)
-            if found is None:
+            member = next((member for member in self._members if member.is_called(worker)), None)
+            if member is None:
                 names = ", ".join(repr(member.name) for member in self._members)
                 raise UsageError(f"worker: {worker!r} is none of these; there are {names}")
             if len(self._members) == 1:
-                raise UsageError(f"worker: {found.name!r} is the last one; add another before it is removed")
-            self._members.remove(found)
+                raise UsageError(f"worker: {member.name!r} is the last one; add another before it is removed")
+            self._members.remove(member)
         self._lane.put(self._fill)
-        if found.asked is not None:
-            found.asked.future.cancel()
-        if found.is_ours:
-            self._endings.put(found.dispatcher.close)
+        if member.asked is not None:
+            member.asked.future.cancel()
+        if member.is_ours:
+            self._endings.put(member.dispatcher.close)
 
     def _member(self, dispatcher: Dispatcher, *, is_ours: bool, initial_s: float | None = None) -> EvaluationWorker:
         taken = {member.name for member in self._members}
         numbered = (f"{dispatcher.name} {number}" for number in range(2, len(taken) + 3))
-        name = next(each for each in (dispatcher.name, *numbered) if each not in taken)
+        name = next(name for name in (dispatcher.name, *numbered) if name not in taken)
         score = WorkerScore(
             dispatcher.slots, beta1=self._beta1, beta2=self._beta2, initial_s=initial_s or self._initial_s
         )

@@ -182,8 +182,8 @@ class AsyncEvaluator:
         Args:
             max_age_steps: None where training is further ahead of it than this.
         """
-        well = [each for each in self.history if each.status == "ok"]
-        newest = max(well, key=lambda each: each.step, default=None)
+        well = [record for record in self.history if record.status == "ok"]
+        newest = max(well, key=lambda record: record.step, default=None)
         if newest is None or (max_age_steps is not None and self._step - newest.step > max_age_steps):
             return None
         return newest
@@ -243,13 +243,13 @@ class AsyncEvaluator:
         """
         if step is not None:
             self._step = max(self._step, step)
-        for each in self._pipeline.take_ended():
-            assert each.record is not None
-            self.history.append(each.record)
-            self._ready.append(each.record)
-            if each.error is not None:
-                each.error.add_note(f"raised by the evaluation of step {each.step}")
-                self._errors.append(each.error)
+        for evaluation in self._pipeline.take_ended():
+            assert evaluation.record is not None
+            self.history.append(evaluation.record)
+            self._ready.append(evaluation.record)
+            if evaluation.error is not None:
+                evaluation.error.add_note(f"raised by the evaluation of step {evaluation.step}")
+                self._errors.append(evaluation.error)
         self._raise_errors()
         ready, self._ready = self._ready, []
         return ready
@@ -279,14 +279,14 @@ class AsyncEvaluator:
             return
         self._is_closed = True
         self._pipeline.end_warm_up()
-        for each in self._pipeline.open:
-            self._pipeline.cancel(each, "the evaluator was closed before it had ended")
+        for evaluation in self._pipeline.open:
+            self._pipeline.cancel(evaluation, "the evaluator was closed before it had ended")
         if self._owns_dispatcher:
             self._dispatcher.close(cancel=True)
         self._pipeline.close()
-        for each in self._pipeline.take_ended():
-            assert each.record is not None
-            self.history.append(each.record)
+        for evaluation in self._pipeline.take_ended():
+            assert evaluation.record is not None
+            self.history.append(evaluation.record)
 
     def _take(self, state: Any, step: int, moment: int | None) -> ModelCopy:
         began = time.time()

@@ -132,12 +132,12 @@ def ask(
         if member.asked is None or member.asked.future.done():
             member.asked = Asked(member.dispatcher)
     asked = {member: member.asked for member in members if member.asked is not None}
-    left = {each.future for each in asked.values()}
+    left = {question.future for question in asked.values()}
     while left and (waited := time.monotonic() - began) < timeout_s and not is_to_stop():
         _, left = concurrent.futures.wait(left, min(_LOOK_S, timeout_s - waited))
-    answers = {member: each.answer_s for member, each in asked.items()}
-    for each in asked.values():
-        each.take_back_if_old()
+    answers = {member: question.answer_s for member, question in asked.items()}
+    for question in asked.values():
+        question.take_back_if_old()
     return answers
 
 

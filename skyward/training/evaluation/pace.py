@@ -111,8 +111,10 @@ class Pace:
                 oldest = opened[0].step if opened else None
                 _log.warning("%s: waiting for %d, the oldest of step %s", self._name, len(opened), oldest)
                 continue
-            for each in opened:
-                self._pipeline.cancel(each, f"it had not ended {timeout_s:g} s after training had, and was cancelled")
+            for evaluation in opened:
+                self._pipeline.cancel(
+                    evaluation, f"it had not ended {timeout_s:g} s after training had, and was cancelled"
+                )
         self._draw(began, "drain")
 
     # Within ----------------------------------------------------------------------------------------------------------

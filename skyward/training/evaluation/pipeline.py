@@ -171,7 +171,7 @@ class EvaluationPipeline:
         """Those that have ended since the last call, in the order in which they were submitted."""
         with self._changed:
             ended, self._ended = self._ended, []
-        return sorted(ended, key=lambda each: each.submitted_at)
+        return sorted(ended, key=lambda evaluation: evaluation.submitted_at)
 
     def wait(self, is_met: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Until `is_met`, which is looked at when an evaluation has ended. False: the time is up."""

@@ -45,7 +45,7 @@ def place(
         allowed = [at for at, worker in enumerate(workers) if worker is not barred] or [0]
         ends = [slots[at][0] + costs[at] * confidences[at] for at in allowed]
         if min(ends) == math.inf:
-            at = min(allowed, key=lambda each: workers[each].suspended_until)
+            at = min(allowed, key=lambda at: workers[at].suspended_until)
             is_now = idle[at] > 0
         else:
             at = allowed[choose(ends, temperature, chance)]

@@ -25,7 +25,7 @@ class Prepared:
     def __call__(self) -> Any:
         try:
             return self._made.pop()
-        except IndexError:
+        except IndexError:  # none is made, or it was taken
             return self.factory()
 
     def __getstate__(self) -> dict[str, Any]:

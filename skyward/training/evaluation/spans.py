@@ -81,8 +81,8 @@ def summary_of(tracks: Mapping[str, Sequence[Span]]) -> TimelineSummary:
     training = tracks.get(TRAINING, [])
     waits = _union(span for span in training if span.name == WAIT)
     snapshots = _union(tracks.get(SNAPSHOT, ()))
-    trained = _Covered(_without(_union(each for each in training if each.name != WAIT), [*waits, *snapshots]))
-    workers = {name: each for name, each in tracks.items() if name not in OURS}
+    trained = _Covered(_without(_union(span for span in training if span.name != WAIT), [*waits, *snapshots]))
+    workers = {name: worker for name, worker in tracks.items() if name not in OURS}
     evaluations = [span for worker in workers.values() for span in worker]
     return TimelineSummary(
         wall_s=max(span.end_s for span in spans) - min(span.start_s for span in spans),
@@ -94,7 +94,7 @@ def summary_of(tracks: Mapping[str, Sequence[Span]]) -> TimelineSummary:
         ),
         snapshots=len(tracks.get(SNAPSHOT, ())),
         evaluations=len(evaluations),
-        busy_s={name: _length(_union(each)) for name, each in workers.items()},
+        busy_s={name: _length(_union(worker)) for name, worker in workers.items()},
     )
 
 
@@ -118,13 +118,13 @@ def _union(spans: Iterable[Span]) -> list[_Interval]:
 
 
 def _merged(intervals: Iterable[_Interval]) -> list[_Interval]:
-    found: list[_Interval] = []
+    merged: list[_Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def _length(intervals: Iterable[_Interval]) -> float:

@@ -74,10 +74,10 @@ class Timeline:
     def tracks(self) -> dict[str, list[Span]]:
         """Spans by track, by begin: training, snapshot, transfer and queue first, then workers as they came."""
         with self._lock:
-            found = {name: list(spans) for name, spans in self._tracks.items()}
-        ours = [name for name in OURS if name in found]
-        names = ours + [name for name in found if name not in ours]
-        return {name: sorted(found[name], key=lambda each: (each.start_s, -each.end_s)) for name in names}
+            tracks = {name: list(spans) for name, spans in self._tracks.items()}
+        ours = [name for name in OURS if name in tracks]
+        names = ours + [name for name in tracks if name not in ours]
+        return {name: sorted(tracks[name], key=lambda span: (span.start_s, -span.end_s)) for name in names}
 
     def summary(self) -> TimelineSummary:
         """How long training waited, and how much of the evaluations it did not notice."""
@@ -99,14 +99,14 @@ class Timeline:
                 events += (
                     {
                         "ph": "X",
-                        "name": each.name,
+                        "name": span.name,
                         "cat": name,
-                        "ts": round((each.start_s - origin) * 1e6, 3),
-                        "dur": round(each.duration_s * 1e6, 3),
+                        "ts": round((span.start_s - origin) * 1e6, 3),
+                        "dur": round(span.duration_s * 1e6, 3),
                         **where,
-                        "args": each.args,
+                        "args": span.args,
                     }
-                    for each in row
+                    for span in row
                 )
         trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"began_s": origin}}
         return write_document(path, json.dumps(trace, separators=(",", ":"), allow_nan=False))

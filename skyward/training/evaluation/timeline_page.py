@@ -32,7 +32,7 @@ KINDS = {
 
 def page_of(tracks: dict[str, list[Span]], *, dropped: int, title: str) -> str:
     """Write the whole document about the tracks of a timeline, whose texts are escaped. `dropped`: spans not kept."""
-    spans = [each for found in tracks.values() for each in found]
+    spans = [span for track in tracks.values() for span in track]
     begin = min((span.start_s for span in spans), default=0.0)
     end = max((span.end_s for span in spans), default=0.0)
     scale = _Scale(begin, max(end - begin, 1e-9))
@@ -105,7 +105,7 @@ def _picture(tracks: dict[str, list[Span]], scale: _Scale, used: Iterable[str]) 
         height = GAP + len(rows) * (ROW + GAP)
         tall = f"height:{height + 1}px;line-height:{height + 1}px"
         names.append(f'<div class="lane-name" style="{tall}" title="{escape(name)}">{escape(name)}</div>')
-        bars = "".join(_bar(each, GAP + at * (ROW + GAP), scale) for at, row in enumerate(rows) for each in row)
+        bars = "".join(_bar(span, GAP + at * (ROW + GAP), scale) for at, row in enumerate(rows) for span in row)
         lanes.append(svg([_grid(scale), bars], f'class="lane" height="{height}"', name))
     ticks = "".join(
         f'<text x="{scale(at):.3f}%" y="14"{_anchor(scale(at))}>{in_seconds(at)}</text>' for at in scale.ticks()
@@ -128,9 +128,9 @@ def _picture(tracks: dict[str, list[Span]], scale: _Scale, used: Iterable[str]) 
 def _rows(name: str, spans: list[Span]) -> list[list[Span]]:
     if name == TRAINING:
         # Waits lie within what they interrupt, and are drawn over it.
-        return [sorted(spans, key=lambda each: each.name == WAIT)]
+        return [sorted(spans, key=lambda span: span.name == WAIT)]
     rows = rows_of(spans)
-    return [*rows[: MOST_ROWS - 1], [each for row in rows[MOST_ROWS - 1 :] for each in row]][: max(1, len(rows))]
+    return [*rows[: MOST_ROWS - 1], [span for row in rows[MOST_ROWS - 1 :] for span in row]][: max(1, len(rows))]
 
 
 def _bar(span: Span, y: int, scale: _Scale) -> str:

@@ -68,13 +68,13 @@ def frozen_sample(model: Any) -> Any:
     """(frozen parameters x 8,) float32, or fewer of small ones, on the model's device: values at even distances."""
     import torch
 
-    found = []
+    samples = []
     with torch.no_grad():
-        for each in model.state_dict(keep_vars=True).values():
-            if _is_frozen(each) and each.numel():
-                flat = each.detach().reshape(-1)
-                found.append(flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES].float())
-        return torch.cat(found) if found else torch.zeros(0)
+        for value in model.state_dict(keep_vars=True).values():
+            if _is_frozen(value) and value.numel():
+                flat = value.detach().reshape(-1)
+                samples.append(flat[:: max(1, flat.numel() // SAMPLES)][:SAMPLES].float())
+        return torch.cat(samples) if samples else torch.zeros(0)
 
 
 def halved(state: Any) -> Any:

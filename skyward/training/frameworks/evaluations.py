@@ -99,6 +99,6 @@ def line_of(record: EvaluationRecord, what: str, metrics: Mapping[str, Any]) -> 
     if record.status in ("skipped", "failed"):
         return f"{what}: {record.status}: {record.error}"
     numbers = {name: plain(value) for name, value in metrics.items()}
-    told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float))
+    text = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, int | float))
     late = ", too late to decide anything" if record.status == "late" else ""
-    return f"{what}: {told} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"
+    return f"{what}: {text} ({record.worker}, {record.elapsed_s or 0:.2f} s{late})"

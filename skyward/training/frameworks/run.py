@@ -205,13 +205,13 @@ class CallbackRun:
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         self.control.should_evaluate = False
-        told = dict(metrics)
+        reported = dict(metrics)
         if self._evaluation_began is not None:
-            told["eval_runtime"] = round(time.monotonic() - self._evaluation_began, 4)
+            reported["eval_runtime"] = round(time.monotonic() - self._evaluation_began, 4)
         if self.state.epoch is not None:
-            told["epoch"] = self.state.epoch
-        self._keep(told)
-        self.fire("on_evaluate", metrics=told)
+            reported["epoch"] = self.state.epoch
+        self._keep(reported)
+        self.fire("on_evaluate", metrics=reported)
         self.settle()
 
     def evaluated_beside(self, metrics: Mapping[str, Any], *, step: int, epoch: float) -> None:
@@ -223,9 +223,9 @@ class CallbackRun:
             return
         then = copy.copy(self.state)
         then.global_step, then.epoch = step, epoch
-        told = {**metrics, "epoch": epoch}
-        self.state.log_history.append({**{name: plain(value) for name, value in told.items()}, "step": step})
-        self.fire("on_evaluate", state=then, metrics=told)
+        reported = {**metrics, "epoch": epoch}
+        self.state.log_history.append({**{name: plain(value) for name, value in reported.items()}, "step": step})
+        self.fire("on_evaluate", state=then, metrics=reported)
         self.settle()
 
     def saved(self, path: str) -> None:
@@ -300,11 +300,11 @@ class CallbackRun:
 
     def _drain(self) -> float | None:
         """The mean loss since the last time, over all ranks; their tokens are added up."""
-        mine = (float(self._loss), self._weight, self._tokens)
+        own = (float(self._loss), self._weight, self._tokens)
         self._loss, self._weight, self._tokens = 0.0, 0.0, 0
-        told = self.bus.ranks.exchange(mine)
-        loss, weight = sum(each[0] for each in told), sum(each[1] for each in told)
-        self.state.num_input_tokens_seen += sum(each[2] for each in told)
+        parts = self.bus.ranks.exchange(own)
+        loss, weight = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        self.state.num_input_tokens_seen += sum(part[2] for part in parts)
         self._all_loss, self._all_weight = self._all_loss + loss, self._all_weight + weight
         return loss / weight if weight else None
 
@@ -342,7 +342,7 @@ def as_eval_metrics(metrics: Mapping[str, Any], *, prefix: str = "eval_") -> dic
     named = {}
     for name, value in metrics.items():
         if not name.startswith(prefix):
-            known = next((each for each in _VALIDATION if name.startswith(each)), "")
+            known = next((theirs for theirs in _VALIDATION if name.startswith(theirs)), "")
             name = prefix + name.removeprefix(known)  # noqa: PLW2901
         named[name] = plain(value)
     return named

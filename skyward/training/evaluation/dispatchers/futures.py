@@ -30,7 +30,7 @@ def settle(future: Future[T], value: T) -> None:
     """Set the value, unless it was cancelled or given up."""
     try:
         future.set_result(value)
-    except InvalidStateError:
+    except InvalidStateError:  # nobody waits for it now
         return
 
 
@@ -40,5 +40,5 @@ def settle_error(future: Future[Any], error: BaseException) -> None:
         error = TaskExited(f"the evaluation called sys.exit({error.code!r})", code=error.code)
     try:
         future.set_exception(error)
-    except InvalidStateError:
+    except InvalidStateError:  # nobody waits for it now
         return

@@ -179,7 +179,7 @@ class SeatedDispatcher(abc.ABC):
         with self._changed:
             task = self._running.pop(future, None)
             if task is None:
-                queued = next((each for each in self._queue if each.future is future), None)
+                queued = next((task for task in self._queue if task.future is future), None)
                 if queued is None:
                     return None
                 self._queue.remove(queued)

@@ -31,6 +31,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, MutableMapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ....core.signatures import checked_options
@@ -39,9 +40,8 @@ from ...bus import CallbackHandler
 from ...callbacks.metrics import is_summary
 from ...events import TrainerControl
 from ...parts import unwrapped
-from ..foreign import load_framework, on_the_stack, plain, warn_of_silence
+from ..foreign import load_framework, on_the_stack, plain, put, warn_of_silence
 from ..json_state import from_json, to_json
-from .losses import NOT_FINITE, UnfilteredLosses
 
 __all__ = ["HFCallbacks"]
 
@@ -50,6 +50,9 @@ _log = logging.getLogger(__name__)
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 """What HF's control has."""
 _ABORTED = {"should_training_stop": True, "should_save": False, "should_evaluate": False}
+_NOT_FINITE = float("nan")
+"""What callbacks get for a loss that the filter hides. It is known by identity, so that Hugging Face's own record of
+the log stays as it is."""
 _SILENT = {"on_train_metrics": "Hugging Face's Trainer tells a loss only when it logs; use on_log"}
 
 
@@ -95,7 +98,7 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
         self._logging_dir = logging_dir
         self._given_ranks = ranks
         self._trainer: Any = None
-        self._losses = UnfilteredLosses()
+        self._losses = _UnfilteredLosses()
         self._has_met = self._is_restored = self._has_warned = False
         self._begin()
 
@@ -183,13 +186,13 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
                 self._has_warned = True
                 _log.warning("a log within a step is not told to callbacks, as other ranks may not have made it")
             return control
-        told = logs
+        shown = logs
         if args.logging_nan_inf_filter and "loss" in logs and self._is_between_steps:
-            told = {**logs, "loss": NOT_FINITE} if self._losses.are_hidden(self._bus.ranks) else logs
-        context = {**context, "logs": told}
+            shown = {**logs, "loss": _NOT_FINITE} if self._losses.are_hidden(self._bus.ranks) else logs
+        context = {**context, "logs": shown}
         if not is_summary(logs):
             control = self._fire("on_log_step", args, state, control, context)
-            _amend(state.log_history, logs, told, state.global_step)
+            _amend(state.log_history, logs, shown, state.global_step)
         return self._fire("on_log", args, state, control, context, agree=self._is_between_steps)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **context: Any) -> Any:
@@ -275,6 +278,48 @@ class HFCallbacks(HFCallback, ExportableState):  # type: ignore[misc]  # they ar
         handler.callbacks[:] = [*others[:place], self, *others[place:]]
 
 
+class _UnfilteredLosses:
+    """Whether there was a finite loss since the last log, before HF's filter. Nothing is waited for until a log asks.
+
+    With `logging_nan_inf_filter`, its default, a loss that is not finite is replaced by the mean of those before it in
+    the interval, which is 0 at first: a run that has diverged logs a loss of 0. There is no event between the two.
+    """
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+        self._has_finite: Any = None  # a tensor where the losses are; None before the first loss
+
+    def attach(self, trainer: Any) -> None:
+        """Looks at each loss of this trainer until `detach`. Idempotent: a run that raises does not detach."""
+        self.detach()
+        if trainer is None:
+            return
+
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            loss = step(*args, **kwargs)
+            self._note(loss)
+            return loss
+
+        step = put(self._undo, trainer, "training_step", training_step)
+
+    def detach(self) -> None:
+        """Gives the trainer its `training_step` back."""
+        self._undo.close()
+        self._has_finite = None
+
+    def are_hidden(self, ranks: Ranks) -> bool:
+        """Whether all losses of any rank since the last time were not finite. Collective. Begins the next interval."""
+        has_finite, self._has_finite = self._has_finite, None
+        return bool(ranks.flags(int(has_finite is not None and not bool(has_finite))))
+
+    def _note(self, loss: Any) -> None:
+        import torch
+
+        if isinstance(loss, torch.Tensor):
+            is_finite = torch.isfinite(loss.detach()).any()
+            self._has_finite = is_finite if self._has_finite is None else self._has_finite | is_finite
+
+
 class _Arguments:
     """HF's arguments, with `logging_dir`, which they have lost in version 5."""
 
@@ -287,15 +332,15 @@ class _Arguments:
 
 
 def _amend(
-    history: list[dict[str, Any]], logs: MutableMapping[str, Any], told: MutableMapping[str, Any], step: int
+    history: list[dict[str, Any]], logs: MutableMapping[str, Any], shown: MutableMapping[str, Any], step: int
 ) -> None:
-    """What callbacks have added to what they were told, in HF's logs and its record of them too; as JSON can have it,
+    """What callbacks have added to what they were shown, in HF's logs and its record of them too; as JSON can have it,
     which HF writes it to.
     """
     record = history[-1] if history and history[-1].get("step") == step else {}
-    for name, value in list(told.items()):
-        if value is not NOT_FINITE and (name not in record or record[name] is not value):
-            told[name] = logs[name] = record[name] = plain(value)
+    for name, value in list(shown.items()):
+        if value is not _NOT_FINITE and (name not in record or record[name] is not value):
+            shown[name] = logs[name] = record[name] = plain(value)
 
 
 def _aborted(control: Any) -> Any:

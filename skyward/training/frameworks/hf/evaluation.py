@@ -280,7 +280,7 @@ def _json(values: dict[str, Any]) -> dict[str, Any]:
         number = plain(value)
         try:
             json.dumps(number)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError):  # it stays in `history`, and would break the next checkpoint
             continue
         kept[name] = number
     return kept

@@ -380,14 +380,14 @@ def _newest(folder: str) -> str:
 
     Raises: UsageError where there is none.
     """
-    found = {
-        int(each[1]): each[0]
+    weights = {
+        int(match[1]): match[0]
         for name in (os.listdir(folder) if os.path.isdir(folder) else [])
-        for each in [re.fullmatch(r"checkpoint-(\d+)\.weights\.h5", name)]
-        if each is not None
+        for match in [re.fullmatch(r"checkpoint-(\d+)\.weights\.h5", name)]
+        if match is not None
     }
-    for step in sorted(found, reverse=True):
-        path = os.path.join(folder, found[step])
+    for step in sorted(weights, reverse=True):
+        path = os.path.join(folder, weights[step])
         if _state_beside(path).get("is_finite") is not False:
             return path
         _log.warning("%s: passed over, its weights are not finite (pass its path to load it all the same)", path)

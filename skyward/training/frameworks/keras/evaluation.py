@@ -197,8 +197,8 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
     # Within ----------------------------------------------------------------------------------------------------------
 
     def _find_callbacks(self) -> None:
-        found = on_the_stack(kinds.CallbackList)
-        self._callbacks = [] if found is None else found.callbacks
+        callback_list = on_the_stack(kinds.CallbackList)
+        self._callbacks = [] if callback_list is None else callback_list.callbacks
         if not any(callback is self for callback in self._callbacks):
             _log.warning(
                 "SakuraKerasCallback was not called by fit: what evaluations give reaches no other callback, but is "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,14 @@ UNBUILT = (
 )
 
 
+@dataclass(frozen=True)
 class KerasFactory:
-    """A user's `model_factory`, whose models have their weights.
+    """A user's `model_factory`, whose models have their weights."""
 
-    Args:
-        factory: the user's.
-        input_shape: of the model that trains, (batch, ...); None, a list or a dict where it has no single one.
-    """
-
-    def __init__(self, factory: Callable[[], Any], input_shape: Any) -> None:
-        self.factory, self.input_shape = factory, input_shape
+    factory: Callable[[], Any]
+    """The user's."""
+    input_shape: Any
+    """Of the model that trains, (batch, ...); None, a list or a dict where it has no single one."""
 
     def __call__(self) -> Any:
         """Raises: UsageError where the model has no weights yet, and cannot be built; what the factory raises."""
@@ -49,11 +48,11 @@ class KerasFactory:
         return model
 
 
+@dataclass(frozen=True)
 class KerasScore:
     """A user's `val_fn`, as workers call it: with a word about the commonest mistake."""
 
-    def __init__(self, val_fn: Callable[[Any, Any], Any]) -> None:
-        self.val_fn = val_fn
+    val_fn: Callable[[Any, Any], Any]
 
     def __call__(self, model: Any, payload: Any) -> Any:
         """Raises: UsageError where the model would have to be compiled; what `val_fn` raises."""

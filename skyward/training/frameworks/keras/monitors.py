@@ -41,7 +41,7 @@ class KerasMonitors:
     @property
     def needs_weights(self) -> bool:
         """Whether `told` needs the weights that were scored."""
-        return any(each.needs_weights for each in self._held)
+        return any(held.needs_weights for held in self._held)
 
     @property
     def waits_for(self) -> dict[str, str]:
@@ -71,11 +71,11 @@ class KerasMonitors:
 
         weights: those that were scored; needed where `needs_weights`.
         """
-        for each in self._held:
-            if each.callback.monitor not in logs or not _is_number(logs[each.callback.monitor]):
+        for held in self._held:
+            if held.callback.monitor not in logs or not _is_number(logs[held.callback.monitor]):
                 continue
-            with _with_weights(self._model, weights if each.needs_weights else None):
-                each.hook(epoch, dict(logs))
+            with _with_weights(self._model, weights if held.needs_weights else None):
+                held.hook(epoch, dict(logs))
 
     def _hold(self, callback: Any, needs_weights: bool) -> None:
         def on_epoch_end(epoch: int, logs: Any = None) -> None:

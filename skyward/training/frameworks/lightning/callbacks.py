@@ -184,8 +184,8 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
         mean = sum(self._losses) / len(self._losses) if self._losses else None
         self._run.took(loss=mean)
         if self._run.bus.listens("on_train_metrics"):
-            told = {"loss": mean, "grad_norm": self._fit.grad_norm, "tokens": self._step_tokens}
-            self._run.fire("on_train_metrics", metrics=told)
+            metrics = {"loss": mean, "grad_norm": self._fit.grad_norm, "tokens": self._step_tokens}
+            self._run.fire("on_train_metrics", metrics=metrics)
         batches = trainer.num_training_batches
         part = 0.0 if batches == float("inf") else (batch_idx + 1) / batches
         self._run.step_end(global_step=trainer.global_step, epoch=trainer.current_epoch + part)
@@ -208,8 +208,8 @@ class LightningCallbacks(Callback):  # type: ignore[misc]  # its base is Any to 
         self._eval_names |= {name for name, value in now.items() if name not in before or _differ(before[name], value)}
         self._fit.eval_names = self._eval_names
         if not trainer.sanity_checking:
-            told = {name: value for name, value in now.items() if name in self._eval_names}
-            self._run.evaluated(as_eval_metrics(told))
+            metrics = {name: value for name, value in now.items() if name in self._eval_names}
+            self._run.evaluated(as_eval_metrics(metrics))
 
     def evaluated_beside(self, metrics: Mapping[str, Any], *, step: int, epoch: float) -> None:
         """What `skyward.training.sakura` tells of a validation that was made elsewhere."""

@@ -192,8 +192,8 @@ class SakuraLightningCallback(Callback):  # type: ignore[misc]  # its base is An
 
     def _log(self, trainer: Any, record: EvaluationRecord) -> None:
         # What is logged on_step and on_epoch is in callback_metrics under its own name, too.
-        told = {name: value for name, value in record.metrics.items() if f"{name}_epoch" not in record.metrics}
-        metrics = {**told, "epoch": int(record.epoch or 0)}
+        plain = {name: value for name, value in record.metrics.items() if f"{name}_epoch" not in record.metrics}
+        metrics = {**plain, "epoch": int(record.epoch or 0)}
         for logger in trainer.loggers:
             logger.log_metrics(metrics=metrics, step=self._asked[record.step].logger_step)
             logger.save()
@@ -236,7 +236,7 @@ def _factory_of(module: Any) -> Callable[[], Any]:
 
 def _has_adapters(module: Any) -> bool:
     """Whether a model of PEFT is in it: then only what is trained travels."""
-    return any(hasattr(each, "peft_config") for each in module.modules())
+    return any(hasattr(submodule, "peft_config") for submodule in module.modules())
 
 
 def _is_last_epoch(trainer: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....errors import UsageError
@@ -96,7 +97,7 @@ class SakuraTrainer:
         if load_loaders is None:
             if val_loader is None:
                 raise UsageError("val_loader: there is nothing to validate with; give it, or val_loader_factory")
-            load_loaders = _Given(val_loader)
+            load_loaders = partial(_given, val_loader)
         self.model_path = model_path or self.model_path
         from .evaluation import SakuraLightningCallback
 
@@ -128,11 +129,6 @@ def _names_of_ours() -> set[str]:
     return set(inspect.signature(SakuraLightningCallback).parameters)
 
 
-class _Given:
-    """A loader, as a factory that gives it."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __call__(self) -> Any:
-        return self._loader
+def _given(loader: Any) -> Any:
+    """Return a loader: with `partial`, a factory of it that can be pickled."""
+    return loader

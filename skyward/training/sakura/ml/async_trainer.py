@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ....errors import UsageError
@@ -124,25 +125,25 @@ def _set_test(metrics: Any, result: dict[str, Any]) -> None:
         metrics.test = result
 
 
+@dataclass(frozen=True)
 class Tested:
     """A user's `test_fn`, as workers call it."""
 
-    def __init__(self, test_fn: Callable[[Any], Any]) -> None:
-        self.test_fn = test_fn
+    test_fn: Callable[[Any], Any]
 
     def __call__(self, model: Any, payload: Any) -> Any:
         return self.test_fn(model)
 
 
+@dataclass(frozen=True)
 class Load:
     """Puts what `serialized_state_dict` gave into a model, on the worker."""
 
-    def __init__(self, load: Callable[[Any, Any], object] | None) -> None:
-        self.load = load
+    load: Callable[[Any, Any], object] | None
 
     def __call__(self, model: Any, state: Any) -> None:
         """Raises: as `load_torch`."""
         whole = pickle.loads(state) if isinstance(state, bytes | bytearray) else state
         if isinstance(whole, Mapping):
-            whole = {name: pickle.loads(each) if isinstance(each, bytes) else each for name, each in whole.items()}
+            whole = {name: pickle.loads(value) if isinstance(value, bytes) else value for name, value in whole.items()}
         (self.load or loader_for(whole))(model, whole)
