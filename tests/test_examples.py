@@ -261,11 +261,11 @@ def test_output_of_a_broadcast_comes_from_the_head_only() -> None:
 
 
 @pytest.mark.slow
-def test_demo_succeeds_and_prints_what_the_readme_shows() -> None:
+def test_demo_succeeds_and_prints_what_the_tour_shows() -> None:
     done = run_example(ROOT / "examples" / "demo.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    readme = (ROOT / "README.md").read_text()
-    shown = re.search(r"```text\n(1\. Hello.*?)```", readme, re.DOTALL)
+    tour = (ROOT / "docs" / "tour.md").read_text()
+    shown = re.search(r"```text\n(1\. Hello.*?)```", tour, re.DOTALL)
     assert shown is not None
     assert shape(shown[1]) - {"      0"} <= shape(done.stdout)  # but for the line that stands for others
 
