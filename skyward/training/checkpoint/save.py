@@ -98,30 +98,35 @@ def perform_save(ranks: Ranks, request: SaveRequest, states_here: Callable[[], M
 
 
 class _Save:
+    _topology: RankTopology
+    _pieces: Mapping[str, tuple[Piece, ...]]
+    """By component."""
+    _sharded: frozenset[str]
+    """Keys of the components that any rank has DTensors of."""
+
     def __init__(self, ranks: Ranks, request: SaveRequest) -> None:
-        self._ranks, self._request = ranks, request
+        self._ranks, self._request, self._what = ranks, request, f"saving {request.name}"
         self._states: Mapping[str, Any] = {}
         self._prints: dict[str, dict[str, str]] = {}
 
     def run(self, states_here: Callable[[], Mapping[str, Any]]) -> str:
-        what = f"saving {self._request.name}"
-        announced = together(self._ranks, what, lambda: self._announce(states_here))
+        announced = together(self._ranks, self._what, lambda: self._announce(states_here))
         first = announced[0]
-        told = [each.is_finite for each in announced if each.is_finite is not None]
-        about = {**self._request.about, "is_finite": all(told) if told else None}
-        topology = RankTopology.of([each.member for each in announced])
-        pieces = self._pieces(topology, announced)
-        sharded = frozenset().union(*(each.sharded for each in announced))
-        self._compare(what, announced, pieces, sharded)
+        verdicts = [rank.is_finite for rank in announced if rank.is_finite is not None]
+        about = {**self._request.about, "is_finite": all(verdicts) if verdicts else None}
+        self._topology = RankTopology.of([rank.member for rank in announced])
+        self._check_components(announced)
+        self._pieces = {component.key: self._topology.pieces(component) for component in self._request.components}
+        self._sharded = frozenset().union(*(rank.sharded for rank in announced))
+        self._compare(announced)
         staging = staging_in(folder_at(self._request.parent), first.name, first.token)
-        leader = self._leader(topology)
+        leader = self._leaders()[self._ranks.rank]
         is_leader = leader == self._ranks.rank
         try:
-            numbers = together(self._ranks, what, lambda: self._begin(staging) if is_leader else 0)
-            files = self._write(what, staging, pieces, topology, sharded)
-            mine = [each for each, at in files if at == leader]
-            manifest = self._manifest(topology, first, mine, about={**about, "commit_number": max(numbers)})
-            paths = together(self._ranks, what, lambda: staging.commit(manifest) if is_leader else "")
+            numbers = together(self._ranks, self._what, lambda: self._begin(staging) if is_leader else 0)
+            files = [file for file, at in self._write(staging) if at == leader]
+            manifest = self._manifest(first, files, about={**about, "commit_number": max(numbers)})
+            paths = together(self._ranks, self._what, lambda: staging.commit(manifest) if is_leader else "")
         except Exception:
             if is_leader:
                 discard(staging)
@@ -168,82 +173,71 @@ class _Save:
             return losses_are_finite(about.get("metadata", {}).get("metrics", {}))
         return bool(told)
 
-    def _pieces(self, topology: RankTopology, announced: Sequence[_Announced]) -> dict[str, tuple[Piece, ...]]:
-        for rank, each in enumerate(announced):
-            if each.components != announced[0].components:
+    def _check_components(self, announced: Sequence[_Announced]) -> None:
+        for rank, announcement in enumerate(announced):
+            if announcement.components != announced[0].components:
                 raise UsageError(
-                    f"components: rank {rank} declares {_brief(each)}, and rank 0 {_brief(announced[0])}; all ranks "
-                    "must declare the same, in the same order"
+                    f"components: rank {rank} declares {_brief(announcement)}, and rank 0 {_brief(announced[0])}; "
+                    "all ranks must declare the same, in the same order"
                 )
-        return {component.key: topology.pieces(component) for component in self._request.components}
 
-    def _compare(
-        self,
-        what: str,
-        announced: Sequence[_Announced],
-        pieces: Mapping[str, tuple[Piece, ...]],
-        sharded: frozenset[str],
-    ) -> None:
+    def _compare(self, announced: Sequence[_Announced]) -> None:
         suspects = [
             (component, piece)
             for component in self._request.components
-            if self._request.is_compared(component) and component.key not in sharded
-            for piece in pieces[component.key]
+            if self._request.is_compared(component) and component.key not in self._sharded
+            for piece in self._pieces[component.key]
             if len({announced[rank].summaries.get(component.key) for rank in piece.members}) > 1
         ]
-        found = []
-        for component, piece in suspects:  # the same on all ranks
-            differences = self._differences(what, component, piece)
-            if differences:
-                found.append(mismatch(component, piece, differences))
-        if found:
-            raise found[0]
+        # The same on all ranks, which exchange something for each: none may raise before the last of them.
+        mismatches = [
+            mismatch(component, piece, differences)
+            for component, piece in suspects
+            if (differences := self._differences(component, piece))
+        ]
+        if mismatches:
+            raise mismatches[0]
 
-    def _differences(self, what: str, component: StateComponent, piece: Piece) -> list[tuple[int, list[str]]]:
+    def _differences(self, component: StateComponent, piece: Piece) -> list[tuple[int, list[str]]]:
         """Of each rank of a piece, the paths in which it differs from the first; those that have any."""
         is_member = self._ranks.rank in piece.members
-        mine = self._prints.get(component.key, {}) if is_member else {}
-        prints = together(self._ranks, what, lambda: mine)
+        own = self._prints.get(component.key, {}) if is_member else {}
+        prints = together(self._ranks, self._what, lambda: own)
         paths = {rank: differing(prints[rank], prints[piece.writer]) for rank in piece.members}
         if component.validation_level is ValidationLevel.FULL:
             leaves = dict(leaves_of(self._states.get(component.key, {}))) if is_member else {}
             for path in dict.fromkeys(path for each in paths.values() for path in each):
-                values = together(self._ranks, what, lambda path=path: _travelling(leaves.get(path)))  # type: ignore[misc]
+                values = together(self._ranks, self._what, lambda path=path: _travelling(leaves.get(path)))  # type: ignore[misc]
                 for rank in piece.members:
                     if path in paths[rank] and close_to(values[rank], values[piece.writer]):
                         paths[rank].remove(path)
         return [(rank, each) for rank, each in paths.items() if each]
 
-    def _write(
-        self,
-        what: str,
-        staging: Staging,
-        pieces: Mapping[str, tuple[Piece, ...]],
-        topology: RankTopology,
-        sharded: frozenset[str],
-    ) -> list[tuple[FileEntry, int]]:
+    def _write(self, staging: Staging) -> list[tuple[FileEntry, int]]:
         """-> every file, and the rank whose manifest names it."""
         written: list[tuple[FileEntry, int]] = []
         for component in self._request.components:
-            if component.key in sharded:
+            if component.key in self._sharded:
                 from .sharded import write_sharded
 
                 state = self._states.get(component.key)
                 allow_pickle = self._request.allow_pickle
-                entries = write_sharded(self._ranks, what, staging, component.key, state, allow_pickle=allow_pickle)
+                entries = write_sharded(
+                    self._ranks, self._what, staging, component.key, state, allow_pickle=allow_pickle
+                )
                 written += [(entry, 0) for entry in entries]
 
         def write() -> list[FileEntry]:
             return [
                 self._write_piece(staging, component, piece)
                 for component in self._request.components
-                if component.key not in sharded
-                for piece in pieces[component.key]
-                if self._ranks.rank in self._writers(piece, topology)
+                if component.key not in self._sharded
+                for piece in self._pieces[component.key]
+                if self._ranks.rank in self._writers(piece)
             ]
 
-        leaders = self._leaders(topology)
-        for rank, entries in enumerate(together(self._ranks, what, write)):
+        leaders = self._leaders()
+        for rank, entries in enumerate(together(self._ranks, self._what, write)):
             written += [(entry, leaders[rank]) for entry in entries]
         return written
 
@@ -275,39 +269,34 @@ class _Save:
 
     # Who does what --------------------------------------------------------------------------------------------------
 
-    def _leaders(self, topology: RankTopology) -> list[int]:
+    def _leaders(self) -> list[int]:
         """Of each rank, the one that commits what it writes."""
         if not self._request.on_each_node:
-            return [0] * topology.world_size
-        first = {rank: node[0] for node in topology.nodes for rank in node}
-        return [first[rank] for rank in range(topology.world_size)]
+            return [0] * self._topology.world_size
+        first = {rank: node[0] for node in self._topology.nodes for rank in node}
+        return [first[rank] for rank in range(self._topology.world_size)]
 
-    def _leader(self, topology: RankTopology) -> int:
-        return self._leaders(topology)[self._ranks.rank]
-
-    def _writers(self, piece: Piece, topology: RankTopology) -> list[int]:
+    def _writers(self, piece: Piece) -> list[int]:
         if not self._request.on_each_node:
             return [piece.writer]
-        firsts = (next((rank for rank in node if rank in piece.members), None) for node in topology.nodes)
+        firsts = (next((rank for rank in node if rank in piece.members), None) for node in self._topology.nodes)
         return [rank for rank in firsts if rank is not None]
 
-    def _manifest(
-        self, topology: RankTopology, first: _Announced, files: Sequence[FileEntry], *, about: Mapping[str, Any]
-    ) -> Manifest:
+    def _manifest(self, first: _Announced, files: Sequence[FileEntry], *, about: Mapping[str, Any]) -> Manifest:
         import torch
 
         return Manifest(
             **{
                 "checkpoint_path": first.name,
-                "world_size": topology.world_size,
+                "world_size": self._topology.world_size,
                 "timestamp": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
                 "components": {
-                    component.key: _entry(component, files, topology) for component in self._request.components
+                    component.key: _entry(component, files, self._topology) for component in self._request.components
                 },
                 "checkpoint_id": first.name.removeprefix(name_of("")),
                 "commit_id": first.token.partition(".")[0],
                 "files": tuple(files),
-                "topology": topology.as_json(),
+                "topology": self._topology.as_json(),
                 "skyward_version": __version__,
                 "pytorch_version": torch.__version__,
                 **about,
