@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,9 @@ def test_the_page_says_what_a_room_is_for_as_its_docstring_does(room: str) -> No
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_has_its_folder_of_tests(room: str) -> None:
     assert list((ROOT / "tests" / room).rglob("test_*.py"))
+
+
+def test_files_that_the_page_names_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / "architecture.md").read_text())
+    assert named
+    assert [name for name in named if not ((PACKAGE / name).exists() or (ROOT / name).exists())] == []
