@@ -109,7 +109,7 @@ class CommandEnds(Ends):
 
     def finish(self, deadline: float) -> None:
         """Say that nothing more is sent, and give the command until `deadline` (monotonic) to end by itself."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the command ended before: nobody is left to tell
             sock = socket.socket(fileno=self.write_fd)
             try:
                 sock.shutdown(socket.SHUT_WR)
@@ -131,13 +131,13 @@ class CommandEnds(Ends):
     def kill(self) -> None:
         """By any thread; the reader sees the end of the stream."""
         if self._process.returncode is None:  # nobody has waited for it, so the number is still its own
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         super().close()
         self.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel; it dies when that lets go
             self._process.wait(_KILLED_S)
         self.said()
         self._close_stderr()

@@ -15,7 +15,7 @@ and knows no part above it:
     questions, width      questions to running calls; more channels for a link
     task_dispatcher       tasks on their way to nodes and back
     direct_lines          sockets that pass the agent by
-    books                 what is open, and the lock
+    ledger                what is open, and the lock
 
 An engine that runs on another machine than its client can use all of them but these, which know a client:
 
@@ -235,7 +235,7 @@ class DirectEngine:
         """Close the descriptors and the pool in a forked child of the client."""
         self.ledger.forget_in_child()
         self.nodes.close_in_child()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # closed before the fork
             self.ledger.watcher.close_in_child()
 
     # Calls ----------------------------------------------------------------------------------------------------------

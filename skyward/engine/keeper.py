@@ -115,12 +115,12 @@ class Keeper:
             process, self._process = self._process, None
             assert process.stdin is not None
             # Closing the pipe would not do: a process that the client forked may hold its other end too.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has ended already
                 process.stdin.write(b'{"op": "end"}\n')
                 process.stdin.close()
             try:
                 process.wait(_END_LIMIT_S)
-            except subprocess.TimeoutExpired:
+            except subprocess.TimeoutExpired:  # it watches over nothing any longer, so it may be killed
                 process.kill()
                 process.wait()
 

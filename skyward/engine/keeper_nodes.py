@@ -99,7 +99,7 @@ class LocalNode:
         return self._renewed + self._interval_s
 
     def _send(self, kind: FrameKind) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the agent is gone or busy; `has_ended` and the next round tell which
             self._connected().send(pack(kind), socket.MSG_DONTWAIT)
 
     def _connected(self) -> socket.socket:
@@ -126,7 +126,7 @@ class LocalNode:
 
     def kill(self) -> None:
         if hasattr(signal, "pidfd_send_signal"):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -160,9 +160,9 @@ class RemoteNode:
             return
         try:
             data = os.read(self._ends.read_fd, 65536)
-        except BlockingIOError:
+        except BlockingIOError:  # nothing has come yet
             return
-        except OSError:
+        except OSError:  # a broken link is handled as an ended one
             data = b""
         if data:
             self._asked_at = None
@@ -197,7 +197,7 @@ class RemoteNode:
 
         try:
             self._ends = CommandEnds(self._argv)
-        except (Unreachable, OSError):
+        except (Unreachable, OSError):  # tried again after a pause, until the node is given up
             self._back_off(now)
             return
         self._has_spoken = False
@@ -213,7 +213,7 @@ class RemoteNode:
         try:
             if os.write(self._ends.write_fd, frames) < len(frames):
                 self._drop(now)
-        except OSError:
+        except OSError:  # the link broke; it is dialled again
             self._drop(now)
 
     def _drop(self, now: float) -> None:

@@ -86,7 +86,7 @@ class _Keeper:
                 node.forgive(now)
 
     def _read_orders(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(BlockingIOError):  # all that came is read
             while piece := os.read(0, 65536):
                 *lines, self._rest = (self._rest + piece).split(b"\n")
                 for line in lines:
@@ -199,8 +199,8 @@ def _succeeds(process: subprocess.Popen[bytes], deadline: float) -> bool:
 
     try:
         return process.wait(max(0.0, deadline - time.monotonic())) == 0
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
+    except subprocess.TimeoutExpired:  # counts as a failure, and leaves no process behind
+        with contextlib.suppress(ProcessLookupError):  # it ended this very moment
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return False

@@ -319,7 +319,7 @@ class NodeLink(Readable):
 
     def finish(self, deadline: float) -> None:
         """Send what is waiting, until `deadline` (monotonic) at most, and close it."""
-        with contextlib.suppress(ChannelClosed):
+        with contextlib.suppress(ChannelClosed):  # the node is gone, and takes nothing more
             while not self.channel.flush() and (left_s := deadline - time.monotonic()) > 0:
                 poll = select.poll()
                 poll.register(self.channel.write_fileno(), select.POLLIN if self.waits_apart else select.POLLOUT)

@@ -247,5 +247,5 @@ class LinkRepair:
         _log.error("node %d could not be replaced: %s", node, in_words(error))
         try:
             self.source.give_up(node)
-        except Exception as failure:
+        except Exception as failure:  # the calls of the node must be failed all the same
             _log.error("node %d: and then: %s", node, in_words(failure))

@@ -313,7 +313,7 @@ def _of_gang(gang: Gang) -> Encoded:
     try:
         if gang.future.has_failed:
             gang.future.result()
-    except BaseException as error:
+    except BaseException as error:  # the error of the gang: the caller of the gang gets it
         return _message("error", error)
     values = [gang.values[rank] for rank in sorted(gang.values)]
     return _of_values("value" if gang.nodes is None else "values", values[:1] if gang.nodes is None else values)

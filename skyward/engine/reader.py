@@ -143,7 +143,7 @@ class Reader:
     def _receive(self, link: Readable) -> None:
         try:
             frames = list(link.receive())
-        except BlockingIOError:
+        except BlockingIOError:  # another thread has read it
             return
         except (ChannelClosed, InternalError, OSError) as error:
             self._failed(link, error)

@@ -436,7 +436,7 @@ def _death(loss: Loss) -> str:
         return f"exited with code {loss.exit_code} (os._exit, or a crash while it started)"
     try:
         name = signal.Signals(loss.signal).name
-    except ValueError:
+    except ValueError:  # a real-time signal has no name
         name = "unknown"
     hint = {
         "SIGKILL": "; nobody but the kernel's out-of-memory killer usually sends that: see if the memory ran out",

@@ -36,7 +36,7 @@ def run_side_by_side(actions: Iterable[Callable[[], object]]) -> None:
         thread = threading.Thread(target=action, daemon=True)
         try:
             thread.start()
-        except RuntimeError:
+        except RuntimeError:  # no more threads
             action()
         else:
             threads.append(thread)

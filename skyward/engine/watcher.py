@@ -50,7 +50,7 @@ class Watcher:
     def _drop(self, fd: int) -> None:
         self._events.pop(fd, None)
         if self._epoll is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # its descriptor was closed, which removes it
                 self._epoll.unregister(fd)
 
     def _update_blocked(self, fd: int, link: Readable | None) -> None:
@@ -82,7 +82,7 @@ class Watcher:
             self.wake()
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
+        with contextlib.suppress(OSError):  # full: the thread wakes anyhow; or closed: nobody waits
             self._wake_write.send(b"\0")
 
     def wait(self, timeout_s: float | None) -> list[tuple[Readable, bool, bool]]:
@@ -95,7 +95,7 @@ class Watcher:
             elif fd in self._blocked:
                 found.append((self._blocked[fd], False, True))
             elif fd == self._wake_read.fileno():
-                with contextlib.suppress(BlockingIOError):
+                with contextlib.suppress(BlockingIOError):  # it was read already
                     self._wake_read.recv(4096)
         return found
 

@@ -84,7 +84,7 @@ class Width:
         number = dialler.link
         try:
             more: list[Ends] = dialler.widen(link.stripes, LINK_TIMES.dial_s)
-        except Unreachable:
+        except Unreachable:  # the link is as fast as it was
             return
         with link.reading, self._ledger:
             is_there = self._ledger.is_open and self._ledger.links.get(link.node) is link and channel.is_attached
