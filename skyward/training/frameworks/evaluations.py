@@ -21,7 +21,6 @@ __all__ = [
     "RunOptions",
     "check_callable",
     "line_of",
-    "named",
     "row_of",
     "row_of_epoch",
     "with_options",
@@ -73,14 +72,6 @@ def check_callable(**functions: Any) -> None:
     for field, function in functions.items():
         if not callable(function):
             raise UsageError(f"{field}={function!r}: it cannot be called; give a function")
-
-
-def named(metrics: Mapping[str, Any], prefix: str, *, instead_of: str = "") -> dict[str, Any]:
-    """Return metrics as numbers, with names that begin with `prefix`, which takes the place of `instead_of`."""
-    return {
-        name if name.startswith(prefix) else prefix + name.removeprefix(instead_of): plain(value)
-        for name, value in metrics.items()
-    }
 
 
 def row_of(record: EvaluationRecord) -> dict[str, Any]:

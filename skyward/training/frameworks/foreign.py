@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from typing import Any
@@ -13,7 +13,7 @@ from ...errors import MissingDependency
 from ..bus import CallbackHandler, callback_name
 from ..events import EVENTS
 
-__all__ = ["load_framework", "on_the_stack", "plain", "put", "warn_of_silence"]
+__all__ = ["load_framework", "named", "on_the_stack", "plain", "put", "warn_of_silence"]
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +69,15 @@ def plain(value: Any) -> Any:
         size = value.numel() if hasattr(value, "numel") else value.size
         return value.item() if size == 1 else value
     return value
+
+
+def named(metrics: Mapping[str, Any], prefix: str, *, instead_of: Sequence[str] = ()) -> dict[str, Any]:
+    """Return metrics as numbers, with names that begin with `prefix`, which takes the place of any of `instead_of`."""
+    numbers = {}
+    for name, value in metrics.items():
+        theirs = prefix if name.startswith(prefix) else next(filter(name.startswith, instead_of), "")
+        numbers[prefix + name.removeprefix(theirs)] = plain(value)
+    return numbers
 
 
 def warn_of_silence(bus: CallbackHandler, silent: Mapping[str, str]) -> None:

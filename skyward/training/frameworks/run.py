@@ -19,7 +19,7 @@ from ...errors import UsageError
 from ..agree import Ranks, ranks_of_this_process
 from ..bus import CallbackHandler
 from ..events import TrainerControl, TrainerState
-from .foreign import plain
+from .foreign import named, plain
 
 __all__ = ["Framework", "CallbackRun", "RunArguments", "as_eval_metrics"]
 
@@ -339,10 +339,4 @@ _VALIDATION = ("val_", "val/", "valid_", "validation_", "eval/")
 
 def as_eval_metrics(metrics: Mapping[str, Any], *, prefix: str = "eval_") -> dict[str, Any]:
     """Named as callbacks know them: `val_loss`, `val/loss` and `loss` are `eval_loss`."""
-    named = {}
-    for name, value in metrics.items():
-        if not name.startswith(prefix):
-            known = next((theirs for theirs in _VALIDATION if name.startswith(theirs)), "")
-            name = prefix + name.removeprefix(known)  # noqa: PLW2901
-        named[name] = plain(value)
-    return named
+    return named(metrics, prefix, instead_of=_VALIDATION)

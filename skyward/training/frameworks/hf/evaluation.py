@@ -28,8 +28,8 @@ from ....errors import UsageError
 from ...agree import Ranks
 from ...evaluation.evaluator import AsyncEvaluator, Drain
 from ...evaluation.ranks import Evaluations
-from ..evaluations import RunOptions, line_of, named, row_of, with_options
-from ..foreign import load_framework, on_the_stack, plain
+from ..evaluations import RunOptions, line_of, row_of, with_options
+from ..foreign import load_framework, named, on_the_stack, plain
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerCallback

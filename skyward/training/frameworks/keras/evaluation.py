@@ -31,8 +31,8 @@ from ...evaluation.evaluator import MAX_PENDING, AsyncEvaluator, Drain
 from ...evaluation.model_copy import ModelCopier
 from ...evaluation.prepared import Prepared, prepare_for
 from ...evaluation.ranks import Evaluations
-from ..evaluations import RunOptions, check_callable, line_of, named, row_of_epoch, with_options
-from ..foreign import load_framework, on_the_stack
+from ..evaluations import RunOptions, check_callable, line_of, row_of_epoch, with_options
+from ..foreign import load_framework, named, on_the_stack
 from .callbacks import KerasCallbacks, steps_taken
 from .models import KerasFactory, KerasSave, KerasScore, load_keras, values_of
 from .monitors import KerasMonitors
@@ -243,7 +243,7 @@ class SakuraKerasCallback(kinds.Callback):  # type: ignore[misc]  # its base is 
         try:
             if record.status not in ("ok", "late"):
                 return
-            metrics = self._values[at] = named(record.metrics, "val_", instead_of="eval_")
+            metrics = self._values[at] = named(record.metrics, "val_", instead_of=("eval_",))
             self._tell_loggers(record, at, metrics)
             if record.status != "ok":
                 return
@@ -286,4 +286,4 @@ def _line(record: EvaluationRecord) -> str:
     epoch = f"Epoch {int(record.epoch or 0) + 1}"
     if record.status in ("skipped", "failed"):
         return f"{epoch}: evaluation {record.status}: {record.error}"
-    return line_of(record, epoch, named(record.metrics, "val_", instead_of="eval_"))
+    return line_of(record, epoch, named(record.metrics, "val_", instead_of=("eval_",)))
