@@ -94,8 +94,8 @@ class CallbackHandler:
 
     def pop(self, callback: object) -> object | None:
         """Removes one, or the first of a class. Gives it; None where there is none."""
-        for at, each in enumerate(self._callbacks):
-            if each is callback or (isinstance(callback, type) and isinstance(each, callback)):
+        for at, known in enumerate(self._callbacks):
+            if known is callback or (isinstance(callback, type) and isinstance(known, callback)):
                 self._index = None
                 return self._callbacks.pop(at)
         return None
@@ -200,15 +200,15 @@ class CallbackHandler:
 
     def _handlers(self, event: str) -> list[_Registration]:
         if self._index is None:
-            self._index = {each: list(self._entries(each)) for each in EVENTS}
+            self._index = {name: list(self._entries(name)) for name in EVENTS}
         return self._index.get(event, [])
 
     def _entries(self, event: str) -> Iterator[_Registration]:
         for callback in self._callbacks:
-            if any(callback is each for each in self._disabled) or not has_handler(callback, event):
+            if any(callback is disabled for disabled in self._disabled) or not has_handler(callback, event):
                 continue
             is_collective = self.ranks.world_size > 1 and event in getattr(callback, "collective_events", ())
-            if not is_collective and any(callback is each for each, _, _ in self._broken):
+            if not is_collective and any(callback is broken for broken, _, _ in self._broken):
                 continue
             runs_here = getattr(callback, "runs_on", "every_rank") == "every_rank" or self.ranks.rank == 0
             if runs_here or is_collective:
@@ -250,8 +250,8 @@ class CallbackHandler:
 
     def _raise_broken(self, callback: object) -> None:
         """What a callback has raised on this rank alone, at the first place where all ranks can hear of it."""
-        for each, error, where in self._broken:
-            if each is callback:
+        for broken, error, where in self._broken:
+            if broken is callback:
                 error.add_note(f"raised in {where}")
                 raise error
 
@@ -262,7 +262,7 @@ class CallbackHandler:
         others = self.ranks.exchange((mine,))
         if kept is not None:
             raise kept
-        failure = next(each for (each,) in others if each is not None)
+        failure = next(failed for (failed,) in others if failed is not None)
         raise RankFailed(rank=failure.rank, error=failure.error, where=failure.where)
 
 

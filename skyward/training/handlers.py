@@ -53,9 +53,9 @@ def has_handler(callback: object, event: str) -> bool:
     """Whether it has a handler that is not the empty one of Hugging Face's base class, which is no class to import."""
     if event in getattr(callback, "__dict__", {}):
         return True
-    for each in type(callback).__mro__:
-        if event in vars(each):
-            return not (each.__name__ == "TrainerCallback" and each.__module__.startswith("transformers."))
+    for kind in type(callback).__mro__:
+        if event in vars(kind):
+            return not (kind.__name__ == "TrainerCallback" and kind.__module__.startswith("transformers."))
     return False
 
 
@@ -121,20 +121,20 @@ def was_not_entered(error: BaseException, caller: str) -> bool:
 
 
 def _is_of_hugging_face(callback: object) -> bool:
-    return any(each.__module__.startswith("transformers.") for each in type(callback).__mro__)
+    return any(kind.__module__.startswith("transformers.") for kind in type(callback).__mro__)
 
 
 def _is_of_a_framework(callback: object, name: str) -> bool:
     """Whether it is an event of another framework, which a callback of both may well have."""
-    return any(name in vars(each) and each.__module__.split(".")[0] in _FRAMEWORKS for each in type(callback).__mro__)
+    return any(name in vars(kind) and kind.__module__.split(".")[0] in _FRAMEWORKS for kind in type(callback).__mro__)
 
 
 def _is_positional(handler: Handler) -> bool:
     parameters = _parameters_of(handler) or []
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     first = [parameter for parameter in parameters if parameter.kind in by_place][: len(FIRST)]
-    names = [each.name for each in first]
-    if len(first) < len(FIRST) or any(each.default is not each.empty for each in first):
+    names = [parameter.name for parameter in first]
+    if len(first) < len(FIRST) or any(parameter.default is not parameter.empty for parameter in first):
         return False
     if any(name in GIVEN and name != place for name, place in zip(names, FIRST, strict=True)):
         return False

@@ -242,7 +242,7 @@ def _is_abandoned(name: str, newest_s: Callable[[], float]) -> bool:
 
 
 def _newest_s(path: Path) -> float:
-    return max((each.stat().st_mtime for each in (path, *path.rglob("*"))), default=0.0)
+    return max((file.stat().st_mtime for file in (path, *path.rglob("*"))), default=0.0)
 
 
 def _newest_object_s(folder: Folder) -> float:

@@ -20,7 +20,8 @@ def is_finite(model: Any, loss: Any = None) -> torch.Tensor | bool:
     one pass over the weights.
     """
     give = getattr(model, "parameters", None)
-    weights = [local_of(each.detach()) for each in (give() if callable(give) else ()) if each.requires_grad]
+    parameters = give() if callable(give) else ()
+    weights = [local_of(parameter.detach()) for parameter in parameters if parameter.requires_grad]
     full = [weight for weight in weights if weight.dtype in (torch.float32, torch.float64)]
     half = [weight for weight in weights if weight.dtype in (torch.float16, torch.bfloat16)]
     # A norm is not finite where an element is not. Of all ways to ask, this takes the least time on a CPU by far.

@@ -85,7 +85,7 @@ class LocalFolder:
         return sorted(os.listdir(self._path)) if self._path.is_dir() else []
 
     def walk(self) -> list[str]:
-        return sorted(each.relative_to(self._path).as_posix() for each in self._path.rglob("*") if each.is_file())
+        return sorted(file.relative_to(self._path).as_posix() for file in self._path.rglob("*") if file.is_file())
 
     def size(self, name: str) -> int:
         return (self._path / name).stat().st_size

@@ -77,9 +77,12 @@ def checkpoints_in(output_dir: str | os.PathLike[str]) -> list[FoundCheckpoint]:
     Raises: CheckpointCorrupt for a manifest that is damaged: nobody knows whether that checkpoint is the newest.
     """
     found = [_found(at, Manifest.from_json(text, where=at)) for at, text in _manifests_in(folder_at(output_dir))]
-    return sorted(
-        found, key=lambda each: (each.manifest.commit_number, each.written_s, -1 if each.step is None else each.step)
-    )
+    return sorted(found, key=_order)
+
+
+def _order(checkpoint: FoundCheckpoint) -> tuple[int, float, int]:
+    step = -1 if checkpoint.step is None else checkpoint.step
+    return checkpoint.manifest.commit_number, checkpoint.written_s, step
 
 
 def put_back(folder: Folder) -> None:
@@ -209,12 +212,12 @@ def _legacy_files(folder: Folder, names: list[str]) -> list[FileEntry]:
             groups[key] = groups.get(key, 0) + 1
         found.append(_entry(folder, name, key, index=index, rank=rank))
     for key in groups:  # in the order of their ranks, as numbers
-        of_groups = sorted((each for each in found if each.component == key), key=lambda each: each.rank)
-        found = [each for each in found if each.component != key] + [
+        of_groups = sorted((file for file in found if file.component == key), key=lambda file: file.rank)
+        found = [file for file in found if file.component != key] + [
             _entry(folder, of_group.path, key, index=at, rank=of_group.rank) for at, of_group in enumerate(of_groups)
         ]
-    if not any(each.component == "model" for each in found):
-        weights = next((each for each in _WEIGHTS if each[0] in names), None)
+    if not any(file.component == "model" for file in found):
+        weights = next((kind for kind in _WEIGHTS if kind[0] in names), None)
         if weights is not None:
             found.append(_entry(folder, weights[0], "model", index=0, rank=0, kind=weights[1]))
     return found
@@ -227,12 +230,12 @@ def _entry(folder: Folder, name: str, key: str, *, index: int, rank: int, kind: 
 
 
 def _legacy_component(file: FileEntry, files: tuple[FileEntry, ...]) -> ComponentEntry:
-    mine = [each for each in files if each.component == file.component]
+    own = [entry for entry in files if entry.component == file.component]
     return ComponentEntry(
         key=file.component,
         sharing_pattern=_pattern(file.path),
-        ranks=tuple(each.rank for each in mine),
-        size_bytes=sum(each.bytes for each in mine),
+        ranks=tuple(entry.rank for entry in own),
+        size_bytes=sum(entry.bytes for entry in own),
     )
 
 

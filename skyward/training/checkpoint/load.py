@@ -67,11 +67,11 @@ def perform_load(ranks: Ranks, request: LoadRequest, path: str) -> LoadReport:
     members = together(ranks, what, lambda: RankPlace.here(ranks.rank, request.groups), failure=CheckpointError)
     load = _Load(ranks, request, folder_at(path), RankTopology.of(members))
     read = together(ranks, what, load.read, failure=CheckpointError)
-    if len({each.commit_id for each in read}) > 1:
+    if len({rank.commit_id for rank in read}) > 1:
         raise CheckpointMismatch(
             f"{path}: ranks see different checkpoints there; is it a disk of each node?", path=path
         )
-    reasons = {key: reason for each in reversed(read) for key, reason in each.skipped.items()}
+    reasons = {key: reason for rank in reversed(read) for key, reason in rank.skipped.items()}
     for component, files in load.sharded:
         if component.key not in reasons:
             together(ranks, what, partial(files.read_into, component), failure=CheckpointError)
@@ -161,7 +161,7 @@ class _Load:
             advice = "load it on as many, give resharders={...}, or leave it out by skip=[...]"
         else:
             exact = next((file for file in files if file.members == piece.members), None)
-            if exact is not None and {file.members for file in files} == {each.members for each in here}:
+            if exact is not None and {file.members for file in files} == {place.members for place in here}:
                 return exact
             why = f"it was written as {written}, and this run declares it {asked}"
             advice = "declare it as it was written, or leave it out by skip=[...]"

@@ -181,7 +181,7 @@ class CheckpointManager:
             prune_or_warn(
                 self._output_dir,
                 keep=self._limit,
-                protect=lambda: [committed, *(each.path for each in self._best()[: self._keep_best])],
+                protect=lambda: [committed, *(checkpoint.path for checkpoint in self._best()[: self._keep_best])],
             )
 
     def _steps(self) -> list[int | None]:
@@ -238,9 +238,9 @@ class CheckpointCallback(TrainerCallback):
         is_compared = self._pattern is SharingPattern.REPLICATED and ranks.world_size > 1
         parts = [("model", model), ("optimizer", optimizer), ("scheduler", lr_scheduler)]
         components = [
-            StateComponent(key, each, self._pattern, validate_replication=is_compared and key != "scheduler")
-            for key, each in parts
-            if each is not None
+            StateComponent(key, stateful, self._pattern, validate_replication=is_compared and key != "scheduler")
+            for key, stateful in parts
+            if stateful is not None
         ]
         rng = StateComponent("rng", RNGState(), SharingPattern.PER_RANK, required=False)
         coordinator = CheckpointCoordinator([*components, rng, *self._extra], None, ranks, self.output_dir)

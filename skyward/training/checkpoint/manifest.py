@@ -104,9 +104,9 @@ class Manifest:
             digest, expected = raw.pop("digest", None), _digest_of(raw)
             known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
             known["components"] = {
-                key: _made(ComponentEntry, {"key": key, **each}) for key, each in raw["components"].items()
+                key: _made(ComponentEntry, {"key": key, **component}) for key, component in raw["components"].items()
             }
-            known["files"] = tuple(_made(FileEntry, each) for each in raw.get("files", ()))
+            known["files"] = tuple(_made(FileEntry, file) for file in raw.get("files", ()))
             known["format_version"] = int(raw.get("format_version", 1))
             known["metadata"] = raw.get("metadata") or {}
             made = cls(**known)

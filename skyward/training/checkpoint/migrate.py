@@ -53,7 +53,7 @@ def migrate_checkpoint(
     if ".metadata" in names:
         parts = _of_dcp(folder, allow_pickle=allow_pickle)
         return _write(target, parts, metadata={"migrated_from": "dcp"}, keys=keys or {})
-    if MANIFEST not in names and any(each in names for each in (*_HF_ONLY, *_HF_FILES)):
+    if MANIFEST not in names and any(name in names for name in (*_HF_ONLY, *_HF_FILES)):
         return _write(target, _of_hf(folder, names), metadata=_hf_metadata(folder, names), keys=keys or {})
     manifest = manifest_at(folder)
     parts = [_Part.copied(folder, file.path, file, manifest.components[file.component]) for file in manifest.files]

@@ -50,12 +50,12 @@ class ObjectFolder:
                 if _code(error) == "NoSuchBucket":
                     raise
                 return []
-        return sorted({each.rstrip("/").rpartition("/")[2] for each in found} - {""})
+        return sorted({path.rstrip("/").rpartition("/")[2] for path in found} - {""})
 
     def walk(self) -> list[str]:
         with self._asking():
             root = self._system._strip_protocol(self._path).rstrip("/")
-            return sorted(self._system._strip_protocol(each)[len(root) + 1 :] for each in self._system.find(self._path))
+            return sorted(self._system._strip_protocol(path)[len(root) + 1 :] for path in self._system.find(self._path))
 
     def size(self, name: str) -> int:
         with self._asking():

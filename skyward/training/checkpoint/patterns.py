@@ -113,7 +113,7 @@ class StateComponent:
         try:
             return kind(value.lower() if isinstance(value, str) and not isinstance(value, Enum) else value)
         except ValueError:
-            legal = ", ".join(repr(each.value) for each in kind)
+            legal = ", ".join(repr(member.value) for member in kind)
             raise self._wrong(f"{name}={value!r} is not one of {legal}") from None
 
     def _wrong(self, what: str) -> UsageError:

@@ -92,7 +92,7 @@ class _Writer:
 
     def _dict(self, value: Mapping[Any, Any], path: str) -> Any:
         keys = [self._key(key, path) for key in value]
-        values = [self.plain(each, f"{path}.{key}") for key, each in zip(keys, value.values(), strict=True)]
+        values = [self.plain(item, f"{path}.{key}") for key, item in zip(keys, value.values(), strict=True)]
         changed = dict(zip(keys, values, strict=True))
         if _MARK in changed:
             return _marked("dict", value=[list(pair) for pair in changed.items()])

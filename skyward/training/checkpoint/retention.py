@@ -32,7 +32,7 @@ def best_of(
     greater_is_better: None says: unless the name has "loss", "perplexity" or "error" in it.
     """
     if greater_is_better is None:
-        greater_is_better = not any(each in metric.lower() for each in ("loss", "perplexity", "error"))
+        greater_is_better = not any(word in metric.lower() for word in ("loss", "perplexity", "error"))
     scored = []
     for at, found in enumerate(checkpoints):
         value = found.manifest.metadata.get("metrics", {}).get(metric)
@@ -48,9 +48,9 @@ def prune(output_dir: str | os.PathLike[str], *, keep: int, protect: Collection[
     more: a run that has become NaN does not delete the last checkpoint that is finite.
     """
     found = checkpoints_in(output_dir)
-    sound = [each for each in found if each.is_sound]
-    safe = {_same(path) for path in protect} | {_same(each.path) for each in (*found[-1:], *sound[-1:])}
-    spare = [each.path for each in found if _same(each.path) not in safe]
+    sound = [checkpoint for checkpoint in found if checkpoint.is_sound]
+    safe = {_same(path) for path in protect} | {_same(checkpoint.path) for checkpoint in (*found[-1:], *sound[-1:])}
+    spare = [checkpoint.path for checkpoint in found if _same(checkpoint.path) not in safe]
     doomed = spare[: max(0, len(found) - max(keep, 1))]
     for path in doomed:
         delete_checkpoint(folder_at(path))
@@ -89,21 +89,21 @@ def latest_of_ranks(ranks: Ranks, output_dir: str, *, on_each_node: bool) -> str
     if not on_each_node:
         found = [found[0]] * len(found)
     names = set[str].intersection(*({their.checkpoint_id for their in theirs} for theirs in found))
-    newest = _newest([each for each in found[0] if each.checkpoint_id in names], says=ranks.rank == 0)
+    newest = _newest([checkpoint for checkpoint in found[0] if checkpoint.checkpoint_id in names], says=ranks.rank == 0)
     if newest is None:
         return None
-    return next(each.path for each in found[ranks.rank] if each.checkpoint_id == newest.checkpoint_id)
+    return next(checkpoint.path for checkpoint in found[ranks.rank] if checkpoint.checkpoint_id == newest.checkpoint_id)
 
 
 def _newest(found: Sequence[FoundCheckpoint], *, says: bool = True) -> FoundCheckpoint | None:
-    sound = [each for each in found if each.is_sound]
+    sound = [checkpoint for checkpoint in found if checkpoint.is_sound]
     newest = sound[-1] if sound else None
-    for each in found[found.index(newest) + 1 :] if newest is not None else found:
+    for checkpoint in found[found.index(newest) + 1 :] if newest is not None else found:
         if says:
             _log.warning(
                 "%s: passed over, its last loss or its weights were not finite; going on from %s (pass its path to "
                 "load it all the same)",
-                each.path,
+                checkpoint.path,
                 "the beginning" if newest is None else newest.path,
             )
     return newest

@@ -40,7 +40,7 @@ class RNGState:
             name, keys, position, has_gauss, cached = state_dict["numpy"]
             np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
         if "cuda" in state_dict and torch.cuda.device_count() == len(state_dict["cuda"]):
-            torch.cuda.set_rng_state_all([each.cpu() for each in state_dict["cuda"]])
+            torch.cuda.set_rng_state_all([state.cpu() for state in state_dict["cuda"]])
 
 
 def seed_everything(seed: int) -> None:

@@ -206,12 +206,12 @@ class _Save:
         paths = {rank: differing(prints[rank], prints[piece.writer]) for rank in piece.members}
         if component.validation_level is ValidationLevel.FULL:
             leaves = dict(leaves_of(self._states.get(component.key, {}))) if is_member else {}
-            for path in dict.fromkeys(path for each in paths.values() for path in each):
+            for path in dict.fromkeys(path for differing_paths in paths.values() for path in differing_paths):
                 values = together(self._ranks, self._what, lambda path=path: _travelling(leaves.get(path)))  # type: ignore[misc]
                 for rank in piece.members:
                     if path in paths[rank] and close_to(values[rank], values[piece.writer]):
                         paths[rank].remove(path)
-        return [(rank, each) for rank, each in paths.items() if each]
+        return [(rank, differing_paths) for rank, differing_paths in paths.items() if differing_paths]
 
     def _write(self, staging: Staging) -> list[tuple[FileEntry, int]]:
         """-> every file, and the rank whose manifest names it."""
@@ -305,16 +305,16 @@ class _Save:
 
 
 def _entry(component: StateComponent, files: Sequence[FileEntry], topology: RankTopology) -> ComponentEntry:
-    mine = [file for file in files if file.component == component.key]
+    own = [file for file in files if file.component == component.key]
     is_shared = component.sharing_pattern is not SharingPattern.PER_RANK
     return ComponentEntry(
         key=component.key,
         sharing_pattern=component.sharing_pattern.value,
-        ranks=tuple(sorted({each.rank for each in mine})),
-        size_bytes=sum(each.bytes for each in mine),
+        ranks=tuple(sorted({file.rank for file in own})),
+        size_bytes=sum(file.bytes for file in own),
         group_name=component.process_group_name,
-        replicated_across=tuple(range(topology.world_size)) if is_shared and len(mine) == 1 else None,
-        checksum=mine[0].digest if len(mine) == 1 else None,
+        replicated_across=tuple(range(topology.world_size)) if is_shared and len(own) == 1 else None,
+        checksum=own[0].digest if len(own) == 1 else None,
         metadata=dict(component.metadata),
     )
 

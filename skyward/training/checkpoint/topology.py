@@ -107,7 +107,7 @@ def ranks_of_groups(process_groups: Mapping[str, Any], rank: int) -> dict[str, t
             continue
         if isinstance(group, Sequence) and not isinstance(group, str):
             lists = group if group and isinstance(group[0], Sequence) else [group]
-            ranks = next((tuple(sorted(each)) for each in lists if rank in each), ())
+            ranks = next((tuple(sorted(group_ranks)) for group_ranks in lists if rank in group_ranks), ())
         else:
             ranks = _ranks_of_torch(name, group)
         if ranks:
@@ -134,12 +134,12 @@ def _nodes(members: Sequence[RankPlace]) -> tuple[tuple[int, ...], ...]:
     current: dict[str, list[RankPlace]] = {}
     for member in members:
         node = current.get(member.host)
-        taken = [] if node is None else [each.local_rank for each in node]
+        taken = [] if node is None else [other.local_rank for other in node]
         if node is None or member.local_rank == 0 or (member.local_rank is not None and member.local_rank in taken):
             node = current[member.host] = []
             nodes.append(node)
         node.append(member)
-    return tuple(tuple(each.rank for each in node) for node in nodes)
+    return tuple(tuple(member.rank for member in node) for node in nodes)
 
 
 def _groups(members: Sequence[RankPlace]) -> dict[str, tuple[tuple[int, ...], ...]]:

@@ -88,7 +88,7 @@ def mismatch(
 ) -> ReplicationMismatch:
     """The error of a piece whose ranks differ. found: rank and the paths in which it differs from the first."""
     ranks = tuple(rank for rank, _ in found)
-    paths = tuple(dict.fromkeys(path for _, each in found for path in each))
+    paths = tuple(dict.fromkeys(path for _, differing_paths in found for path in differing_paths))
     shown = ", ".join(repr(path) for path in paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
     who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
     said = f"{who} differ{'' if len(ranks) > 1 else 's'} from rank {piece.writer} in {shown}"

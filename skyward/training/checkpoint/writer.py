@@ -91,7 +91,7 @@ def read_state(
     where = f"{folder.path}/{entry.path}"
     raw = _checked(folder, entry)
     if entry.format == "safetensors":
-        return _read_safetensors(folder, entry.path, raw, {each.path: each for each in beside})
+        return _read_safetensors(folder, entry.path, raw, {file.path: file for file in beside})
     try:
         with folder.open(entry.path) if raw is None else io.BytesIO(raw) as file:
             return load_plain(file, where=where, allow_pickle=allow_pickle)

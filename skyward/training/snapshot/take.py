@@ -60,8 +60,8 @@ class Snapshot(Shared):
         self._pool._give_back(self, self._own)
         lent, self._lent = self._lent, []
         self._state, self._own = None, []
-        for each in lent:
-            each.release()
+        for lender in lent:
+            lender.release()
 
 
 class SnapshotPool:
@@ -121,7 +121,7 @@ class SnapshotPool:
             for at, buffer in zip(new, own, strict=True):
                 buffers[at] = buffer
             events = self._copy(own, [sources[at] for at in new])
-            events += [event for each in lent for event in each._events]
+            events += [event for lender in lent for event in lender._events]
             whole = cast("list[torch.Tensor]", buffers)
             taken = map_leaves(shape, lambda leaf: leaf.filled(whole) if isinstance(leaf, _Place) else leaf)
         snapshot = Snapshot(self, taken, [(kinds[at], whole[at]) for at in new], events, lent)
@@ -181,7 +181,7 @@ class SnapshotPool:
 
     def _give_back(self, snapshot: Snapshot, own: list[tuple[_Kind, torch.Tensor]]) -> None:
         with self._lock:
-            self._copies = {name: each for name, each in self._copies.items() if each.snapshot is not snapshot}
+            self._copies = {name: known for name, known in self._copies.items() if known.snapshot is not snapshot}
             for kind, buffer in own:
                 free = self._free.setdefault(kind, [])
                 if len(free) < self._keep * self._most.get(kind, 1):

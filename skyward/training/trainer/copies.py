@@ -31,11 +31,11 @@ class Copies:
         self.replicas: Any = None
         """torch's process group of the ranks with this stage; None where there is one copy."""
         if num_stages > 1:
-            self.pipeline = self._groups([[copy * num_stages + each for each in range(num_stages)]
+            self.pipeline = self._groups([[copy * num_stages + stage for stage in range(num_stages)]
                                           for copy in range(self.world_size)])[self.rank]  # fmt: skip
         if self.world_size > 1:
-            self.replicas = self._groups([[copy * num_stages + each for copy in range(self.world_size)]
-                                          for each in range(num_stages)])[self.stage]  # fmt: skip
+            self.replicas = self._groups([[copy * num_stages + stage for copy in range(self.world_size)]
+                                          for stage in range(num_stages)])[self.stage]  # fmt: skip
 
     def _groups(self, ranks: list[list[int]]) -> list[Any]:
         return [torch.distributed.new_group(rank) for rank in ranks]

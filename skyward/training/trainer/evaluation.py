@@ -234,7 +234,7 @@ def speed(prefix: str, runtime_s: float, *, samples: int, steps: int) -> dict[st
 
 
 def _moved(kept: list[tuple[Any, Any] | None]) -> list[tuple[Any, Any] | None]:
-    return [None if each is None else (_arrays(each[0]), _arrays(each[1])) for each in kept]
+    return [None if pair is None else (_arrays(pair[0]), _arrays(pair[1])) for pair in kept]
 
 
 def _arrays(value: Any) -> Any:

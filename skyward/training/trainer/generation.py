@@ -90,8 +90,8 @@ class Relay:
                 torch.distributed.send(output, dst=at + 1, group=copies.pipeline)
         elif copies.rank == 0 and copies.stage == at + 1:
             received = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in kinds]
-            for each in received:
-                torch.distributed.recv(each, src=at, group=copies.pipeline)
+            for tensor in received:
+                torch.distributed.recv(tensor, src=at, group=copies.pipeline)
             return received
         return []
 

@@ -244,7 +244,7 @@ def labels_of(inputs: Any, names: Sequence[str] | None) -> Any:
     """
     if isinstance(inputs, Mapping):
         found = tuple(inputs.get(name) for name in (names or ("labels",)))
-        if not found or any(each is None for each in found):
+        if not found or any(labels is None for labels in found):
             return None
         return found[0] if len(found) == 1 else found
     if isinstance(inputs, list | tuple) and len(inputs) > 1:

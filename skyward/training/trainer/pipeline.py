@@ -315,7 +315,7 @@ class PipelineTrainer(Trainer):
         """
         folder = os.fspath(output_dir if output_dir is not None else str(self.args.output_dir))
         own = _Renamed(self.model, self._names).state_dict()
-        parts = self.ranks.exchange({name: each.detach().cpu() for name, each in own.items()})
+        parts = self.ranks.exchange({name: value.detach().cpu() for name, value in own.items()})
         whole: dict[str, Any] = {}
         for part in parts[: self._copies.num_stages]:
             twice = sorted(whole.keys() & part.keys())
@@ -353,11 +353,11 @@ class _Renamed:
         self._stateful, self._names = stateful, names
 
     def state_dict(self) -> dict[str, Any]:
-        return {self._names.get(name, name): each for name, each in self._stateful.state_dict().items()}
+        return {self._names.get(name, name): value for name, value in self._stateful.state_dict().items()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
         own = {name: local for local, name in self._names.items()}
-        self._stateful.load_state_dict({own.get(name, name): each for name, each in state_dict.items()})
+        self._stateful.load_state_dict({own.get(name, name): value for name, value in state_dict.items()})
 
 
 def _names_in(model: nn.Module, stage: nn.Module) -> dict[str, str]:
@@ -365,11 +365,11 @@ def _names_in(model: nn.Module, stage: nn.Module) -> dict[str, str]:
     either, and each keeps one of its own.
     """
     known: dict[int, list[str]] = {}
-    for name, each in _named(model):
-        known.setdefault(id(each), []).append(name)
+    for name, tensor in _named(model):
+        known.setdefault(id(tensor), []).append(name)
     names: dict[str, str] = {}
-    for name, each in _named(stage):
-        if left := known.get(id(each)):
+    for name, tensor in _named(stage):
+        if left := known.get(id(tensor)):
             names[name] = left.pop(0)
     return names
 

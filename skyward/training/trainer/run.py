@@ -90,7 +90,7 @@ class Record:
         """The state, of all ranks. Collective."""
         mine = (*self._sums.tolist(), self._tokens, self._flos)
         return {
-            "interval": [list(each) for each in self._ranks.exchange(mine)],
+            "interval": [list(sums) for sums in self._ranks.exchange(mine)],
             "steps": self._steps,
             "run": [self._all_losses, self._all_steps],
         }
@@ -102,8 +102,8 @@ class Record:
         if len(interval) == world:
             loss, skipped, tokens, flos = interval[self._ranks.rank]
         else:
-            loss, skipped = (sum(each[at] for each in interval) / len(interval) for at in (0, 1))
-            tokens, flos = ((sum(each[at] for each in interval) if self._ranks.rank == 0 else 0) for at in (2, 3))
+            loss, skipped = (sum(sums[at] for sums in interval) / len(interval) for at in (0, 1))
+            tokens, flos = ((sum(sums[at] for sums in interval) if self._ranks.rank == 0 else 0) for at in (2, 3))
         self._sums = torch.tensor([loss, skipped], dtype=self._zero.dtype, device=self._zero.device)
         self._steps, self._tokens, self._flos = state["steps"], tokens, flos
         self._all_losses, self._all_steps = state["run"]

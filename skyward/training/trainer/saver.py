@@ -213,7 +213,7 @@ class Saver:
         limit = self._args.save_total_limit
         if limit is not None:
             best = {begun.best, self._run.state.best_model_checkpoint} - {None}
-            self.checkpoints.prune(keep=limit, protect=[str(each) for each in best])
+            self.checkpoints.prune(keep=limit, protect=[str(path) for path in best])
         self._run.fire("on_save", checkpoint=path, saved_step=begun.step)
 
     # The end ---------------------------------------------------------------------------------------------------------

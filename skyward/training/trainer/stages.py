@@ -163,15 +163,15 @@ class PipelineStage:
 
     def _keywords(self, pieces: Pieces) -> dict[str, torch.Tensor]:
         found = {name: pieces.column(name) for name in sorted(self._columns)}
-        return {name: each for name, each in found.items() if each is not None}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def _called(self, pieces: Pieces, begin: int, end: int) -> Any:
         """The only stage, with some rows of a batch."""
         at = self._entering(pieces)
-        tensors = [pieces.tensors[each][begin:end] for each in at]
+        tensors = [pieces.tensors[index][begin:end] for index in at]
         if pieces.names is None:
             return self._stage(*tensors)
-        return self._stage(**{pieces.names[each]: tensor for each, tensor in zip(at, tensors, strict=True)})
+        return self._stage(**{pieces.names[index]: tensor for index, tensor in zip(at, tensors, strict=True)})
 
     def _train_alone(
         self, pieces: Pieces, loss_of: Callable[[int, Any], torch.Tensor], losses: list[torch.Tensor]
@@ -251,4 +251,5 @@ def _rows(value: Any, begin: int, end: int) -> Any:
 
 def tensors_in(outputs: Any) -> list[torch.Tensor]:
     """What a stage passes on: it gives a tensor, or several."""
-    return [each for each in (outputs if isinstance(outputs, list | tuple) else [outputs]) if torch.is_tensor(each)]
+    several = outputs if isinstance(outputs, list | tuple) else [outputs]
+    return [output for output in several if torch.is_tensor(output)]

@@ -370,7 +370,7 @@ class Trainer:
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, Mapping):
             prefix = metric_key_prefix
-            parts = [self.evaluate(each, metric_key_prefix=f"{prefix}_{name}") for name, each in dataset.items()]
+            parts = [self.evaluate(part, metric_key_prefix=f"{prefix}_{name}") for name, part in dataset.items()]
             return {name: value for metrics in parts for name, value in metrics.items()}
         only_loss = self.compute_metrics is None or self.args.prediction_loss_only
         _, metrics = self._evaluate(dataset, metric_key_prefix, keeps=not only_loss)

@@ -128,7 +128,7 @@ def checkpoint_activations(model: nn.Module, args: TrainingArguments) -> None:
         if enable is None:
             continue
         given = dict(args.activation_checkpointing_kwargs or {})
-        options: dict[str, Any] = {each: given.pop(each) for each in ("every_n_layers", "offload") if each in given}
+        options: dict[str, Any] = {name: given.pop(name) for name in ("every_n_layers", "offload") if name in given}
         enable(**options, **({f"{name}_kwargs": given} if given else {}))
         return
     raise UsageError(
