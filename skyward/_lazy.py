@@ -3,10 +3,7 @@
 import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
-from opcode import opmap
 from types import FrameType, FunctionType
-
-_IMPORT_FROM = opmap["IMPORT_FROM"]
 
 _tables: dict[str, dict[str, str]] = {}
 """By public module: its names, and where each comes from."""
@@ -97,10 +94,12 @@ def _missing(name: str, error: ModuleNotFoundError, extra: str) -> ImportError:
 
 
 def _unknown(module: str, name: str, public: Collection[str], caller: FrameType) -> Exception:
+    from opcode import opmap  # only for a message
+
     hint = _hint(module, name, public)
     code, at = caller.f_code.co_code, caller.f_lasti
     # `from module import name` replaces an AttributeError by an ImportError without the hint, but passes others on.
-    if 0 <= at < len(code) and code[at] == _IMPORT_FROM:
+    if 0 <= at < len(code) and code[at] == opmap["IMPORT_FROM"]:
         return ImportError(f"cannot import name {name!r} from {module!r}{hint}", name=name)
     return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
