@@ -1,4 +1,4 @@
-"""What a Trainer minimises: the loss of a batch of whatever shape, and how much each micro-batch counts.
+"""The objective of a Trainer: the loss of a batch of any shape, and how much each micro-batch counts.
 
 A model's loss is the mean over its batch. The gradient of a step must be that of the mean over everything in it, so
 micro-batches count by how much is in them: tokens with a label where labels have one for each, samples otherwise.

@@ -63,7 +63,7 @@ class Run:
 
 
 class Begun(TrainerCallback):
-    """Tells that the callbacks before it have begun."""
+    """Tell that the callbacks before it have begun."""
 
     def __init__(self) -> None:
         self.is_set = threading.Event()
