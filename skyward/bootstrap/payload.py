@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import re
 import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import BinaryIO
 
 from ..values.image import Image
 from .code import Code
 from .environments import Ours, Users, best_python, wanted_pythons
 from .probe import Facts
+from .scripts import script
 from .uv import OLDEST_UV, client_uv, client_uv_version, packed_uv
 
-__all__ = ["LOADER", "Payload", "code_variables", "script", "write_apt"]
+__all__ = ["LOADER", "Payload", "code_variables", "write_apt"]
 
 LOADER = (
     "umask 077; tmp=${XDG_CACHE_HOME:-$HOME/.cache}/skyward/tmp; "
@@ -31,18 +30,6 @@ LOADER = (
 line, as csh wants it."""
 _GRACE_S = 2.0
 """The script ends itself so much before its client gives up on it, and says why."""
-
-
-def script(names: tuple[str, ...], variables: Mapping[str, str], more: str = "") -> bytes:
-    """Scripts of this folder as one text for sh, with these variables; `more` goes ahead of the last one."""
-    assigned = "".join(f"{variable}={shlex.quote(value)}\n" for variable, value in variables.items())
-    *first, last = (_text(name) for name in names)
-    return (assigned + "".join(first) + more + last).encode()
-
-
-@functools.cache
-def _text(name: str) -> str:
-    return (files(__package__) / name).read_text()
 
 
 def write_apt(out: BinaryIO, packages: Sequence[str], limit_s: float) -> None:

@@ -7,24 +7,26 @@ import re
 import shlex
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from ..events import Emit
+from ..errors import BootstrapFailed
+from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted
+from ..ssh import SSHResult
 from ..values.image import Image
-from .cache import CACHE_LIMIT_GIB
 from .code import Code
 from .environments import ours_for, users_for
-from .payload import LOADER, Payload, code_variables, script, write_apt
-from .phases import Phases
+from .payload import LOADER, Payload, code_variables, write_apt
 from .probe import Facts, read_facts
-from .runner import Runner, ShellResult, text_of
+from .scripts import CACHE_LIMIT_GIB, Runner, script
 from .uv import client_uv_version
 
 __all__ = ["Ready", "prepare"]
 
 _PROBE_LIMIT_S = 60.0
+_TAIL_LINES = 20
 _TIME_IS_UP = 124
 """Exit code of timeout(1)."""
 _SESSION_VARIABLES = re.compile(
@@ -91,31 +93,30 @@ def prepare(
 
     Raises UsageError, BootstrapFailed, and what `run` raises when the link is lost.
     """
-    return _Bootstrap(run, image, emit, node, folder, host, code, cache_limit_gib, deadline).go()
+    return _Bootstrap(
+        run=run,
+        image=image,
+        phases=_Phases(emit, node, _masking(image), host),
+        folder=folder,
+        code=code,
+        cache_limit_gib=cache_limit_gib,
+        deadline=time.monotonic() + image.bootstrap_timeout_s if deadline is None else deadline,
+    ).go()
 
 
+@dataclass(kw_only=True)
 class _Bootstrap:
-    def __init__(
-        self,
-        run: Runner,
-        image: Image,
-        emit: Emit,
-        node: int,
-        folder: str,
-        host: str,
-        code: Code | None,
-        cache_limit_gib: float,
-        deadline: float | None,
-    ) -> None:
-        self._run = run
-        self._image = image
-        self._phases = Phases(emit, node, _masking(image), host)
-        self._folder = folder
-        self._code = code
-        self._cache_limit_gib = cache_limit_gib
-        self._deadline = time.monotonic() + image.bootstrap_timeout_s if deadline is None else deadline
-        self._ours = ours_for(image)
-        self._users = users_for(image)
+    run: Runner
+    image: Image
+    phases: _Phases
+    folder: str
+    code: Code | None
+    cache_limit_gib: float
+    deadline: float
+
+    def __post_init__(self) -> None:
+        self._ours = ours_for(self.image)
+        self._users = users_for(self.image)
 
     def go(self) -> Ready:
         facts = self._probe()
@@ -123,82 +124,82 @@ class _Bootstrap:
             self._install_apt(facts.missing_apt)
             facts = self._probe()
         self._check_variables(facts)
-        self._users = users_for(self._image, facts.variables)
+        self._users = users_for(self.image, facts.variables)
         if facts.folder and self._users.name not in facts.users:
             facts = self._probe()  # the environment that it found was of other values
         if facts.ours and self._users.name in facts.users and facts.is_unpacked:
             for phase in self._all_phases():
-                self._phases.ready(phase)
+                self.phases.ready(phase)
         else:
             facts = self._install(facts)
         return self._ready(facts)
 
     def _all_phases(self) -> list[str]:
-        apt, code = ["apt"] if self._image.apt else [], ["code"] if self._code else []
+        apt, code = ["apt"] if self.image.apt else [], ["code"] if self.code else []
         return [*apt, "python", "skyward", "packages", *code]
 
     def _check_variables(self, facts: Facts) -> None:
         for name, code in facts.failed_variables.items():
-            self._phases.start("shell_vars")
+            self.phases.start("shell_vars")
             how = f"ended there with code {code}" if code else "printed nothing there"
-            raise self._phases.fail(f"Image.shell_vars[{name!r}]: `{self._image.shell_vars[name]}` {how}")
+            raise self.phases.fail(f"Image.shell_vars[{name!r}]: `{self.image.shell_vars[name]}` {how}")
 
     def _left_s(self) -> float:
-        left_s = self._deadline - time.monotonic()
+        left_s = self.deadline - time.monotonic()
         if left_s <= 0:
-            raise self._phases.fail("the time is up", self._advice_on_time())
+            raise self.phases.fail("the time is up", self._advice_on_time())
         return left_s
 
     def _advice_on_time(self) -> str:
         return (
-            f"Image(bootstrap_timeout_s=...) allows more than {self._image.bootstrap_timeout_s:g} s, "
+            f"Image(bootstrap_timeout_s=...) allows more than {self.image.bootstrap_timeout_s:g} s, "
             "and the next attempt goes on where this one ended"
         )
 
     def _probe(self) -> Facts:
-        self._phases.start("probe")
+        self.phases.start("probe")
         variables = {
             "ours": self._ours.name,
             "user": self._users.name,
-            "minor": ".".join(self._image.python_version.split(".")[:2]),
+            "minor": ".".join(self.image.python_version.split(".")[:2]),
             "uv_version": client_uv_version(),
-            "folder": self._folder,
-            "apt": " ".join(self._image.apt),
-            **code_variables(self._code),
+            "folder": self.folder,
+            "apt": " ".join(self.image.apt),
+            **code_variables(self.code),
         }
         evaluate = "".join(
-            f"variable {name} {shlex.quote(command)}\n" for name, command in self._image.shell_vars.items()
+            f"variable {name} {shlex.quote(command)}\n" for name, command in self.image.shell_vars.items()
         )
         text = script(("node.sh", "probe.sh"), variables, f"eval_vars() {{\n:\n{evaluate}}}\n")
         done = self._call("exec sh -s", io.BytesIO(text), min(_PROBE_LIMIT_S, self._left_s()))
-        facts = read_facts(text_of(done.stdout).splitlines())
+        facts = read_facts(done.text.splitlines())
         if facts.problem:
-            raise self._phases.fail(facts.problem)
+            raise self.phases.fail(facts.problem)
         if not facts.is_whole:
-            for line in [*text_of(done.stdout).splitlines(), *text_of(done.stderr).splitlines()]:
-                self._phases.output(line)  # such as that the account may not log in
-            raise self._phases.fail(f"the shell there ended with code {done.code} and did not answer", _SHELL_ADVICE)
-        self._phases.end()
+            for line in [*done.text.splitlines(), *done.error_text.splitlines()]:
+                self.phases.output(line)  # such as that the account may not log in
+            raise self.phases.fail(f"the shell there ended with code {done.code} and did not answer", _SHELL_ADVICE)
+        self.phases.end()
         return facts
 
     def _install_apt(self, packages: tuple[str, ...]) -> None:
-        self._phases.start("apt", " ".join(packages))
+        self.phases.start("apt", " ".join(packages))
         with tempfile.TemporaryFile() as payload:
-            write_apt(payload, self._image.apt, self._left_s())
+            write_apt(payload, self.image.apt, self._left_s())
             self._run_task(payload)
 
     def _install(self, before: Facts) -> Facts:
-        self._phases.start("upload")
+        self.phases.start("upload")
         with tempfile.TemporaryFile() as payload:
             Payload(
-                image=self._image,
+                image=self.image,
                 facts=before,
                 ours=self._ours,
                 users=self._users,
-                code=self._code,
-                folder=self._folder,
+                code=self.code,
+                folder=self.folder,
                 limit_s=self._left_s(),
-                cache_limit_gib=self._cache_limit_gib,
+                cache_limit_gib=self.cache_limit_gib,
             ).write(payload)
             return before.updated(self._run_task(payload))
 
@@ -208,38 +209,38 @@ class _Bootstrap:
         def on_line(line: str) -> None:
             name, _, text = line[1:].partition(" ") if line.startswith("\1") else ("", "", "")
             if name == "phase":
-                if text != self._phases.name:
-                    self._phases.start(text)
+                if text != self.phases.name:
+                    self.phases.start(text)
             elif name == "ready":
-                self._phases.end()
-                self._phases.ready(text)
+                self.phases.end()
+                self.phases.ready(text)
             elif name:
                 lines.append(line)
             else:
-                self._phases.output(line)
+                self.phases.output(line)
 
         payload.seek(0)
         done = self._call(f"exec sh -c {shlex.quote(LOADER)}", payload, self._left_s(), on_line)
         told = read_facts(lines)
         if told.problem:
-            raise self._phases.fail(told.problem, _advice(self._phases))
+            raise self.phases.fail(told.problem, _advice(self.phases))
         if done.code == _TIME_IS_UP:
-            raise self._phases.fail("the time is up", self._advice_on_time())
+            raise self.phases.fail("the time is up", self._advice_on_time())
         if not told.is_whole:
-            self._phases.output(text_of(done.stderr))
-            raise self._phases.fail(f"ended with code {done.code}", _advice(self._phases))
-        self._phases.end()
+            self.phases.output(done.error_text)
+            raise self.phases.fail(f"ended with code {done.code}", _advice(self.phases))
+        self.phases.end()
         return told
 
     def _call(
         self, command: str, payload: BinaryIO, timeout_s: float, on_line: Callable[[str], None] | None = None
-    ) -> ShellResult:
+    ) -> SSHResult:
         try:
-            return self._run(command, input=payload, timeout_s=timeout_s, on_line=on_line)
+            return self.run(command, input=payload, timeout_s=timeout_s, on_line=on_line)
         except TimeoutError as error:
-            raise self._phases.fail(f"no answer within {timeout_s:.0f} s", self._advice_on_time()) from error
+            raise self.phases.fail(f"no answer within {timeout_s:.0f} s", self._advice_on_time()) from error
         except BaseException as error:  # the link is lost, or somebody has interrupted it: that says enough itself
-            self._phases.fail(str(error) or type(error).__name__)
+            self.phases.fail(str(error) or type(error).__name__)
             raise
 
     def _ready(self, facts: Facts) -> Ready:
@@ -249,16 +250,16 @@ class _Bootstrap:
         environment["VIRTUAL_ENV"] = root
         environment["PATH"] = f"{root}/bin:{environment.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"
         environment.update(facts.variables)
-        environment.update(self._image.environment())
+        environment.update(self.image.environment())
         assert ours is not None
-        code, local = f"{facts.folder}/code", self._code.path if self._code else ()
+        code, local = f"{facts.folder}/code", self.code.path if self.code else ()
         return Ready(
             python=users.python,
             path=tuple(dict.fromkeys((*(f"{code}/{folder}" for folder in local), *users.path, *ours.path))),
             agent_python=ours.python,
             agent_path=ours.path,
             env=tuple(environment.items()),
-            cwd=f"{code}/{self._code.cwd if self._code else 'work'}",
+            cwd=f"{code}/{self.code.cwd if self.code else 'work'}",
             folder=facts.folder,
             cores=facts.cores,
             memory_gib=facts.memory_gib,
@@ -266,7 +267,7 @@ class _Bootstrap:
         )
 
 
-def _advice(phases: Phases) -> str:
+def _advice(phases: _Phases) -> str:
     """What to do about what the phase printed last."""
     text = "\n".join(phases.tail)
     advice = _ADVICE if phases.name in ("skyward", "packages") else _ADVICE[:1]
@@ -276,3 +277,67 @@ def _advice(phases: Phases) -> str:
 def _masking(image: Image) -> Callable[[str], str]:
     mask = image.masker()
     return lambda text: _URL_CREDENTIALS.sub("***", mask(text))
+
+
+class _Phases:
+    """Tells of the parts of a node's way up: each as events, and by its name in the error when it fails.
+
+    `mask` is applied to every line that is shown or kept; `host` is how errors call the machine.
+
+    Used by one thread at a time.
+    """
+
+    def __init__(self, emit: Emit, node: int, mask: Callable[[str], str], host: str = "") -> None:
+        self._emit = emit
+        self._node = node
+        self._mask = mask
+        self._host = host
+        self.name = ""
+        """Of the open phase; empty: none is."""
+        self._began = 0.0
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The last lines that the phase printed."""
+        return tuple(self._tail)
+
+    def start(self, name: str, detail: str = "") -> None:
+        """Ends the phase before, if one is open."""
+        self.end()
+        self.name = name
+        self._began = time.monotonic()
+        self._tail.clear()
+        self._emit(PhaseStarted(node=self._node, phase=name, detail=self._mask(detail)))
+
+    def output(self, line: str) -> None:
+        text = self._mask(line.rstrip())
+        if text:
+            self._tail.append(text)
+            self._emit(PhaseOutput(node=self._node, phase=self.name, text=text))
+
+    def end(self, *, was_ready: bool = False) -> None:
+        if self.name:
+            seconds = time.monotonic() - self._began
+            self._emit(PhaseEnded(node=self._node, phase=self.name, seconds=seconds, was_ready=was_ready))
+            self.name = ""
+
+    def ready(self, name: str) -> None:
+        """There was nothing to do."""
+        self.start(name)
+        self.end(was_ready=True)
+
+    def fail(self, reason: str, advice: str = "") -> BootstrapFailed:
+        """The error to raise: what failed where, the last lines that were printed, what to do."""
+        name, seconds = self.name or "bootstrap", time.monotonic() - self._began
+        reason = self._mask(reason)
+        self._emit(PhaseFailed(node=self._node, phase=name, seconds=seconds, reason=reason))
+        self.name = ""
+        printed = "".join(f"\n    {line}" for line in self._tail)
+        where = f" ({self._host})" if self._host else ""
+        message = f"node {self._node}{where}: {name} failed after {seconds:.1f} s: {reason}"
+        message += f"; the last lines it printed:{printed}" if printed else ""
+        message += f"\n{advice}" if advice and printed else f"; {advice}" if advice else ""
+        return BootstrapFailed(
+            message, node=self._node, phase=name, output=tuple(self._tail), advice=advice, host=self._host
+        )

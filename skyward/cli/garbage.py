@@ -121,7 +121,7 @@ def _clear_caches(providers: Iterable[str], hosts: list[str]) -> int:
 
 
 def _here() -> object:
-    from ..bootstrap.cache import clear_cache
+    from ..bootstrap.scripts import clear_cache
     from ..ssh.command import run_process
 
     return clear_cache(lambda command, **options: run_process(["sh", "-c", command], **options))

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from ..bootstrap.code import Code
 from ..bootstrap.prepare import Ready, prepare
-from ..bootstrap.undo import marked, undo
+from ..bootstrap.scripts import marked, undo
 from ..errors import NoCapacity, NodeError, ProviderError, SkywardError, Unreachable
 from ..events import Emit, PhaseEnded, PhaseFailed, PhaseOutput, PhaseStarted
 from ..node.agent import attach

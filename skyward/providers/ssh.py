@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..bootstrap.cache import Cleared, clear_cache
+from ..bootstrap.scripts import Cleared, clear_cache
 from ..core.bounds import is_positive
 from ..core.signatures import checked_options
 from ..errors import NoCapacity, SkywardError, Unreachable, UsageError

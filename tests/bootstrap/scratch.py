@@ -14,15 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from skyward.events import Event
+from skyward.ssh import SSHResult
 
-__all__ = ["Done", "ScratchNode", "phases_of"]
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    stdout: bytes
-    stderr: bytes
+__all__ = ["ScratchNode", "phases_of"]
 
 
 @dataclass
@@ -70,7 +64,7 @@ class ScratchNode:
         input: bytes | BinaryIO | None = None,  # noqa: A002
         timeout_s: float,
         on_line: Callable[[str], None] | None = None,
-    ) -> Done:
+    ) -> SSHResult:
         self.commands.append(command)
         data = input if isinstance(input, bytes) or input is None else input.read()
         self.sent.append(len(data or b""))
@@ -90,7 +84,7 @@ class ScratchNode:
             if is_late:
                 raise TimeoutError(f"not within {timeout_s} s")
             errors.seek(0)
-            return Done(process.wait(), out, errors.read())
+            return SSHResult(code=process.wait(), stdout=out, stderr=errors.read())
 
 
 def _read(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skyward.bootstrap.cache import clear_cache
 from skyward.bootstrap.prepare import Ready, prepare
+from skyward.bootstrap.scripts import clear_cache
 from skyward.errors import ProviderError
 from skyward.events import ignore
 from skyward.values.image import Image

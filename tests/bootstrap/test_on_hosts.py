@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import skyward as sky
-from skyward.bootstrap.cache import clear_cache
 from skyward.bootstrap.code import gather
 from skyward.bootstrap.prepare import Ready, prepare
+from skyward.bootstrap.scripts import clear_cache
 from skyward.errors import BootstrapFailed, NodeError, SkywardError
 from skyward.events import Event, PhaseEnded, PhaseOutput, PhaseStarted
 from skyward.ssh import Connection, SSHTarget, connect

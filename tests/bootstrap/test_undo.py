@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skyward.bootstrap.payload import script
-from skyward.bootstrap.undo import marked, undo
+from skyward.bootstrap.scripts import marked, script, undo
 from skyward.errors import ProviderError
 from skyward.ssh.command import SSHResult
 from tests.waiting import until

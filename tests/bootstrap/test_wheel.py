@@ -16,10 +16,9 @@ import cloudpickle
 import pytest
 
 import skyward
-from skyward.bootstrap.environments import best_python, runs_on
+from skyward.bootstrap.environments import Wheel, best_python, own_wheel, repacked, runs_on
 from skyward.bootstrap.payload import LOADER
 from skyward.bootstrap.uv import ClientUv, client_uv, packed_uv
-from skyward.bootstrap.wheel import Wheel, own_wheel, repacked
 
 
 def names_in(wheel: Wheel) -> list[str]:
@@ -35,7 +34,7 @@ def test_our_wheel_holds_every_file_that_the_package_needs() -> None:
 
 
 def test_our_wheel_is_the_same_in_every_process() -> None:
-    code = "from skyward.bootstrap.wheel import own_wheel; print(own_wheel().digest)"
+    code = "from skyward.bootstrap.environments import own_wheel; print(own_wheel().digest)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == own_wheel().digest
 

@@ -15,7 +15,7 @@ import pytest
 
 import skyward as sky
 from skyward.bootstrap.prepare import prepare
-from skyward.bootstrap.undo import undo
+from skyward.bootstrap.scripts import undo
 from skyward.errors import NodeLost
 from skyward.events import Event, NodeReplaced, PhaseStarted, ignore
 from skyward.providers.node_setup import python_line
