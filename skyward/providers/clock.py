@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from ..errors import ProviderError
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock", "patiently"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "patiently"]
 
 T = TypeVar("T")
 
@@ -28,26 +28,11 @@ class Clock(Protocol):
         """Seconds since the epoch, as this machine believes."""
         ...
 
-    def sleep(self, seconds: float) -> None: ...
+    def sleep(self, seconds: float, /) -> None: ...
 
 
-class SystemClock:
-    """The real one."""
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def time(self) -> float:
-        return time.time()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def __repr__(self) -> str:
-        return "SystemClock()"
-
-
-SYSTEM_CLOCK = SystemClock()
+SYSTEM_CLOCK: Clock = time
+"""The real one."""
 
 
 def patiently(

@@ -63,13 +63,13 @@ class CloudProvider(abc.ABC):
 
     def bring_up(self, hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
         """Agents on machines that run; all or none."""
-        from .rented_nodes import bring_up  # ssh and all it needs: only where machines are made
+        from .remote import bring_up_rented  # ssh and all it needs: only where machines are made
 
-        return bring_up(hosts, spec, pool, nodes, emit)
+        return bring_up_rented(hosts, spec, pool, nodes, emit)
 
     def let_go(self, machines: list[Machine]) -> None:
         """Close what `bring_up` opened to machines that are gone; their handles are those that it gave them."""
-        from .rented_nodes import let_go
+        from .remote import let_go
 
         let_go(machines)
 

@@ -5,22 +5,33 @@ Used by every provider whose machines are not this one. It makes no machine and 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from ..bootstrap.code import gather
 from ..errors import NodeError, ProviderError, Unreachable
 from ..events import Emit
+from ..ssh import HostKeys, SSHTarget
 from ..ssh.connect import Transport
 from ..values.machine import Machine, PoolSpec
 from .node_setup import NodeSetup, Orders, Place, RemoteNodeHandle, end_agent
+from .rented import Host
 from .termination import shielded
+from .user_data import LEASE_FILE, PREEMPTED_FILE
 
-__all__ = ["RemoteNodeHandle", "Place", "bring_up", "end"]
+__all__ = ["RemoteNodeHandle", "Place", "bring_up", "bring_up_rented", "end", "let_go"]
 
 _BY_ITSELF_S = 8.0
 """Seconds that a node that was told to end gets for it."""
+_PORT = 22
+_AUTH_GRACE_S = 60.0
+"""A machine's sshd may answer before the key of the pool is in place."""
+_PROBE_S = 2.0
+_LOOK_S = 3.0
 
 
 def bring_up(
@@ -126,4 +137,73 @@ def _in_parallel(actions: Sequence[Callable[[], object]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():
+            thread.join(0.5)  # Ctrl-C comes through between two of these
+
+
+# Rented machines ------------------------------------------------------------------------------------------------------
+
+
+def bring_up_rented(hosts: list[Host], spec: PoolSpec, pool: str, nodes: list[int], emit: Emit) -> list[Machine]:
+    """Agents on all of the hosts, or none of them and an error; see `bring_up`."""
+    deadline = time.monotonic() + spec.provision_timeout_s
+    keys: dict[int, tuple[str, ...]] = {}
+
+    def ask_keys(host: Host) -> None:
+        keys[host.node] = _host_keys(host, deadline, spec.stop)
+
+    _in_parallel([functools.partial(ask_keys, host) for host in hosts])
+    left_s = max(1.0, deadline - time.monotonic())
+    return bring_up(
+        [_place(host, keys.get(host.node, ())) for host in hosts],
+        spec,
+        pool,
+        nodes,
+        emit,
+        lease_s=hosts[0].lease_s,
+        lease_file=LEASE_FILE,
+        notice_file=PREEMPTED_FILE,
+        connect_s=left_s,
+    )
+
+
+def let_go(machines: list[Machine]) -> None:
+    """Close what leads to machines that are gone."""
+    for machine in machines:
+        if isinstance(machine.handle, RemoteNodeHandle):
+            machine.handle.connection.close()
+
+
+def _place(host: Host, keys: tuple[str, ...]) -> Place:
+    # An address may be another machine's tomorrow, an id never is.
+    pinned = HostKeys(policy="pin", file=host.known_hosts, alias=host.instance.id)
+    target = SSHTarget(
+        host=host.address,
+        port=_PORT,
+        user=host.username,
+        key_file=host.key_file,
+        config_file="none",
+        host_keys=HostKeys(policy="given", keys=keys) if keys else pinned,
+    )
+    return Place(
+        target=target,
+        private_address=host.instance.private_ip,
+        public_address=host.instance.public_ip,
+        auth_grace_s=_AUTH_GRACE_S,
+    )
+
+
+def _host_keys(host: Host, deadline: float, stop: threading.Event) -> tuple[str, ...]:
+    """Those that the provider vouches for, as long as that holds up nothing: until the machine's sshd answers."""
+    while True:
+        is_open = _answers(host.address)
+        keys = host.ask_host_keys()
+        if keys or is_open or time.monotonic() > deadline or stop.wait(_LOOK_S):
+            return keys
+
+
+def _answers(address: str) -> bool:
+    # It does not answer yet.
+    with contextlib.suppress(OSError), socket.create_connection((address, _PORT), timeout=_PROBE_S):
+        return True
+    return False

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
-from ..errors import NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
+from ..errors import MissingDependency, NoCapacity, OutcomeUnknown, ProviderError, QuotaExceeded, Throttled
 from ..events import Emit, InstanceLaunched, PhaseEnded, PhaseFailed, PhaseStarted
 from ..state.journal import Attempt, Journal
 from ..values.machine import Machine, Offer, PoolSpec
 from .choice import too_expensive
 from .clock import Clock, patiently
-from .key import public_key_of
 from .rented import ATTEMPT_TAG, JOURNAL_TAG, LEASE_TAG, OWNER_TAG, POOL_TAG, Cloud, Host, Instance, Request
 from .termination import MachineTermination, shielded
 from .user_data import boot_script
@@ -110,7 +110,7 @@ class RentalAttempts:
         self._cloud = self.provider.cloud()
         self._clock = self.provider.clock
         self._deadline = self._clock.monotonic() + self.spec.provision_timeout_s
-        self._key = public_key_of(self.journal.folder)
+        self._key = _public_key_of(self.journal.folder)
 
     def run(self, offers: list[Offer]) -> list[Machine]:
         rented = self._rent(offers)
@@ -354,3 +354,31 @@ def _advice(spec: PoolSpec) -> str:
     if spec.nodes > 1:
         advice.append("fewer nodes")
     return "try " + ", ".join([*advice, "another region, or other instance types"])
+
+
+def _public_key_of(folder: str) -> str:
+    """Return the public half of `<folder>/key` ("ssh-ed25519 AAAA..."), which is made, mode 0600, if it is not there.
+
+    It is the key pair of one pool: beside its journal, gone with it. No key of the user's is ever sent.
+
+    Raises MissingDependency.
+    """
+    try:
+        from cryptography.hazmat.primitives import serialization as form
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        raise MissingDependency(f"rented machines need `pip install skyward[ssh]`: {error}") from error
+    path = os.path.join(folder, "key")
+    if os.path.exists(path):
+        with open(path, "rb") as file:
+            key = form.load_ssh_private_key(file.read(), password=None)
+    else:
+        key = Ed25519PrivateKey.generate()
+        data = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+        partial = f"{path}.{os.getpid()}"
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.replace(partial, path)
+    public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    return public.decode("ascii")
