@@ -13,9 +13,10 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import UsageError
 from ..values.topology import Rank
@@ -33,7 +34,7 @@ def data_parallel(keras: Any, rank: Rank, *, is_seeded: bool) -> AbstractContext
     backend = keras.config.backend()
     if backend == "tensorflow":
         return _strategy_scope()
-    exchange = _TorchExchange(rank) if backend == "torch" else _JaxExchange()
+    exchange = _torch_exchange(rank) if backend == "torch" else _jax_exchange(keras)
     return _together(keras, exchange, is_seeded=is_seeded, averages=backend == "torch" and rank.world_size > 1)
 
 
@@ -76,7 +77,7 @@ def _together(keras: Any, exchange: Exchange, *, is_seeded: bool, averages: bool
             for kind in _kinds_of_optimizers(keras):
                 stack.enter_context(_replaced(kind, "apply", _averaging_apply(kind.apply)))
         else:
-            stack.enter_context(exchange.scope(keras))
+            stack.enter_context(exchange.scope())
             for name in ("fit", "evaluate"):
                 checked = _of_equal_samples(getattr(keras.Model, name), keras, exchange)
                 stack.enter_context(_replaced(keras.Model, name, checked))
@@ -99,48 +100,36 @@ def _replaced(kind: type, name: str, method: Callable[..., Any]) -> Iterator[Non
 # What ranks tell one another --------------------------------------------------------------------------------------
 
 
-class Exchange(Protocol):
+@dataclass(frozen=True)
+class Exchange:
     """Whole numbers between ranks; every rank has to call it."""
 
-    def of_first(self, value: int) -> int:
-        """What rank 0 has; `value` in [0, 2**32)."""
-        ...
-
-    def of_all(self, value: int) -> list[int]: ...
-
-    def scope(self, keras: Any) -> AbstractContextManager[None]:
-        """What Keras itself has for this."""
-        ...
-
-
-class _TorchExchange:
-    def __init__(self, rank: Rank) -> None:
-        self._world_size = rank.world_size
+    of_all: Callable[[int], list[int]]
+    """What each rank has, by rank; the number in [0, 2**32)."""
+    scope: Callable[[], AbstractContextManager[None]] = nullcontext
+    """What Keras itself has for this."""
 
     def of_first(self, value: int) -> int:
+        """What rank 0 has."""
         return self.of_all(value)[0]
 
-    def of_all(self, value: int) -> list[int]:
-        values: list[Any] = [None] * self._world_size
+
+def _torch_exchange(rank: Rank) -> Exchange:
+    def gather(value: int) -> list[int]:
+        values: list[Any] = [None] * rank.world_size
         import_module("torch.distributed").all_gather_object(values, value)
         return values
 
-    def scope(self, keras: Any) -> AbstractContextManager[None]:
-        return nullcontext()
+    return Exchange(gather)
 
 
-class _JaxExchange:
-    def of_first(self, value: int) -> int:
-        return self.of_all(value)[0]
+def _jax_exchange(keras: Any) -> Exchange:
+    def gather(value: int) -> list[int]:
+        allgather = import_module("jax.experimental.multihost_utils").process_allgather
+        return [int(number) for number in allgather(import_module("numpy").uint32(value)).reshape(-1)]
 
-    def of_all(self, value: int) -> list[int]:
-        gather = import_module("jax.experimental.multihost_utils").process_allgather
-        return [int(one) for one in gather(import_module("numpy").uint32(value)).reshape(-1)]
-
-    def scope(self, keras: Any) -> AbstractContextManager[None]:
-        # Ranks give their own parts: Keras divides only tf.data's data sets by itself.
-        scope: AbstractContextManager[None] = keras.distribution.DataParallel(auto_shard_dataset=False).scope()
-        return scope
+    # Ranks give their own parts: Keras divides only tf.data's data sets by itself.
+    return Exchange(gather, lambda: keras.distribution.DataParallel(auto_shard_dataset=False).scope())
 
 
 # Around model.fit -------------------------------------------------------------------------------------------------

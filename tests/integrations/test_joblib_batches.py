@@ -18,7 +18,7 @@ from joblib.parallel import TASK_DONE, TASK_PENDING
 
 import skyward as sky
 from skyward.integrations import JoblibPool, joblib_backend
-from skyward.integrations.joblib_batches import BatchWait
+from skyward.integrations.joblib import BatchWait
 from tests.waiting import until
 
 
