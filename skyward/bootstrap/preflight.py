@@ -40,7 +40,7 @@ class PreflightFinding:
 
     field: str
     text: str
-    is_certain: bool
+    is_certain: bool = False
 
     def __str__(self) -> str:
         return f"{self.field}: {self.text}"
@@ -107,7 +107,6 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Pre
         yield PreflightFinding(
             field="Image.pip",
             text="not checked, as there is no uv here: pip install 'skyward[ssh]'",
-            is_certain=False,
         )
         return
     kind = "unknown-linux-gnu" if machine not in ("x86_64", "aarch64") else _OLDEST_GLIBC
@@ -136,7 +135,7 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Pre
 
 def _unchecked(why: str) -> PreflightFinding:
     text = f"whether it can be installed was not checked, as no index can be reached from here ({why})"
-    return PreflightFinding(field="Image.pip", text=text, is_certain=False)
+    return PreflightFinding(field="Image.pip", text=text)
 
 
 def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterator[PreflightFinding]:
@@ -149,7 +148,6 @@ def _imports(image: Image, code: Code, modules: Mapping[str, object]) -> Iterato
                 field="Image.pip",
                 text=f"{who} imports {name}, which nothing there brings: add {projects[0]!r}, or calls that need it "
                 "will fail with ModuleNotFoundError",
-                is_certain=False,
             )
 
 
@@ -172,7 +170,6 @@ def _modules(code: Code, modules: Mapping[str, object]) -> Iterator[PreflightFin
             field="code",
             text=f"{function}() is of the module {module}, which is not on sys.path and so does not travel: put its "
             "folder on sys.path, or name it in Image.includes",
-            is_certain=False,
         )
 
 
@@ -213,5 +210,4 @@ def _extensions(code: Code, machine: str) -> Iterator[PreflightFinding]:
                 field="code",
                 text=f"{name} is compiled for {match[1]}, and the nodes are {machine}-linux-gnu: it cannot be loaded "
                 "there; build a wheel of its package for them and name that in Image.pip",
-                is_certain=False,
             )

@@ -307,7 +307,7 @@ class PoolLife:
 
     def _make_presence(self) -> Presence:
         this = weakref.WeakMethod(self._end_early)
-        pool = LivePool.of_this_process(
+        pool = LivePool(
             pool=self.name,
             label=self.label,
             provider=self.provider.name,

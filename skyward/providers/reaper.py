@@ -210,7 +210,7 @@ def _reap_by_tag(provider: CloudProvider, is_alive: IsAlive) -> list[str]:
         owner = Owner.from_tag(tags.get(OWNER_TAG, ""))
         if owner is None or not owner.is_here or is_alive(owner) or identifier in kept:
             continue
-        journal = Journal.adopt(
+        journal = Journal.open_new(
             id=identifier,
             pool=tags.get(POOL_TAG, "lost"),
             provider=provider.name,

@@ -23,7 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..core.ownership import check_path, make_private_folder
@@ -133,32 +133,29 @@ class Journal:
         provider: str,
         fields: dict[str, Any],
         scope: str,
-        lease_s: float,
+        lease_s: float = 0.0,
         owner: Owner | None = None,
+        id: str = "",  # noqa: A002
     ) -> Journal:
         """The journal of a pool that this process, or `owner`, opens.
 
+        id: for what was found by its tags, its own journal being lost: so that ending it is on record too.
+
         Raises UsageError if the state folder cannot be written.
         """
-        return cls._made(
+        identifier = id or uuid.uuid4().hex[:12]
+        folder = os.path.join(_pools(), f"{pool}.{identifier}")
+        journal = cls(
+            folder=folder,
             pool=pool,
-            id=uuid.uuid4().hex[:12],
+            id=identifier,
             provider=provider,
             fields=fields,
             scope=scope,
             owner=owner or Owner.this_process(),
             lease_s=lease_s,
+            at=time.time(),
         )
-
-    @classmethod
-    def adopt(cls, *, pool: str, id: str, provider: str, fields: dict[str, Any], scope: str, owner: Owner) -> Journal:  # noqa: A002
-        """A journal for what was found by its tags, its own being lost: so that ending it is on record too."""
-        return cls._made(pool=pool, id=id, provider=provider, fields=fields, scope=scope, owner=owner, lease_s=0.0)
-
-    @classmethod
-    def _made(cls, *, pool: str, id: str, owner: Owner, **head: Any) -> Journal:  # noqa: A002
-        folder = os.path.join(_pools(), f"{pool}.{id}")
-        journal = cls(folder=folder, pool=pool, id=id, owner=owner, at=time.time(), **head)
         try:
             make_private_folder(folder)
             journal._write(journal._head())
@@ -317,9 +314,8 @@ class Journal:
                 token=token, at=record["at"], offer=record["offer"], nodes=tuple(record["nodes"])
             )
         elif what == "created":
-            old = self.attempts[record["token"]]
-            ids = tuple(record["ids"])
-            self.attempts[old.token] = Attempt(token=old.token, at=old.at, offer=old.offer, nodes=old.nodes, ids=ids)
+            token = record["token"]
+            self.attempts[token] = replace(self.attempts[token], ids=tuple(record["ids"]))
         elif what == "asking":
             self.asked.update(dict.fromkeys(record["ids"], record["at"]))
         elif what == "gone":

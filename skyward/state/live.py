@@ -40,6 +40,10 @@ class LiveNode:
     since: float = field(default_factory=time.time)
 
 
+def _program() -> str:
+    return os.path.basename(next(iter(getattr(sys, "argv", ())), "")) or "python"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LivePool:
     """`pool` is unique; `label` is the name that its user gave it, or empty."""
@@ -50,9 +54,9 @@ class LivePool:
     wanted: int
     """How many nodes it is to have."""
     is_rented: bool
-    owner: Owner
-    program: str
-    began: float
+    owner: Owner = field(default_factory=Owner.this_process)
+    program: str = field(default_factory=_program)
+    began: float = field(default_factory=time.time)
     nodes: tuple[LiveNode, ...] = ()
 
     @property
@@ -67,19 +71,6 @@ class LivePool:
     def spent_usd(self, now: float) -> float:
         """So far, by the nodes that it has now."""
         return sum(node.price_usd_per_hour * max(0.0, now - node.since) / 3600 for node in self.nodes)
-
-    @classmethod
-    def of_this_process(cls, *, pool: str, label: str, provider: str, wanted: int, is_rented: bool) -> LivePool:
-        return cls(
-            pool=pool,
-            label=label,
-            provider=provider,
-            wanted=wanted,
-            is_rented=is_rented,
-            owner=Owner.this_process(),
-            program=os.path.basename(next(iter(getattr(sys, "argv", ())), "")) or "python",
-            began=time.time(),
-        )
 
 
 def announce(pool: LivePool) -> None:
