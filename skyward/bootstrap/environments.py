@@ -171,12 +171,12 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-def best_python(found: list[tuple[str, str]], wanted: str) -> str:
+def best_python(pythons: list[tuple[str, str]], wanted: str) -> str:
     """The path of the interpreter to use, of (version, path) pairs; "" where none will do.
 
     `wanted` is a minor version, of which the client's own patch release is best and then the newest, or an exact one.
     """
-    fits = [(v, path) for v, path in found if v == wanted or (wanted.count(".") == 1 and v.startswith(f"{wanted}."))]
+    fits = [(v, path) for v, path in pythons if v == wanted or (wanted.count(".") == 1 and v.startswith(f"{wanted}."))]
     best = max(fits, key=lambda pair: (pair[0] == platform.python_version(), _numbers(pair[0])), default=("", ""))
     return best[1]
 

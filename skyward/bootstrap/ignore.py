@@ -101,15 +101,15 @@ def rules_above(folder: str) -> list[Rules]:
 
     None outside a repository.
     """
-    found: list[Rules] = []
+    rules: list[Rules] = []
     at = folder
     while not _is_repository(at):
         parent = os.path.dirname(at)
         if parent == at:
             return []
         at = parent
-        found = rules_in(at) + found
-    return _rules_of_git(at) + found
+        rules = rules_in(at) + rules
+    return _rules_of_git(at) + rules
 
 
 def _is_repository(folder: str) -> bool:
@@ -123,11 +123,11 @@ def _is_repository(folder: str) -> bool:
 
 def _rules_of_git(repository: str) -> list[Rules]:
     """The user's own for all repositories, then those of this one that are in no commit. Source: gitignore(5)."""
-    found = []
+    rules = []
     for path in (_users_ignore(), os.path.join(_git_folder(repository), "info", "exclude")):
         with contextlib.suppress(OSError, UsageError):  # no such file, or a stranger's
-            found.append(dataclasses.replace(_rules_of(path), folder=repository))
-    return found
+            rules.append(dataclasses.replace(_rules_of(path), folder=repository))
+    return rules
 
 
 def _git_folder(repository: str) -> str:
@@ -156,6 +156,6 @@ def _users_ignore() -> str:
     folder = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "git")
     for path in (os.path.expanduser("~/.gitconfig"), os.path.join(folder, "config")):
         with contextlib.suppress(OSError, UsageError), _opened(path) as file:  # no such file, or a stranger's
-            if said := _EXCLUDES_FILE.search(file.read()):
-                return os.path.expanduser(said[1].strip().strip('"'))
+            if match := _EXCLUDES_FILE.search(file.read()):
+                return os.path.expanduser(match[1].strip().strip('"'))
     return os.path.join(folder, "ignore")

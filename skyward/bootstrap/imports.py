@@ -108,16 +108,16 @@ class _Local:
         """What is run to import a module of this name: its packages, then itself; nothing if it is not local."""
         parts = name.split(".")
         for root in self._roots:
-            found = []
+            files = []
             for count in range(1, len(parts) + 1):
                 path = "/".join([root, *parts[:count]])
-                found += [
+                files += [
                     os.path.realpath(self._sources[place])
                     for place in (f"{path}/__init__.py", f"{path}.py")
                     if place in self._sources
                 ]
-            if found:
-                return found
+            if files:
+                return files
         return []
 
     def follow(self, file: str, needed: dict[str, str]) -> None:

@@ -48,11 +48,11 @@ class PreflightFinding:
 
 def check(image: Image, code: Code | None, *, architecture: Architecture | None = None, resolves: bool = True) -> None:
     """Raises UsageError with all that will fail on the nodes, and warns of what may. See `preflight`."""
-    found = preflight(image, code, architecture=architecture, resolves=resolves)
-    for finding in found:
+    findings = preflight(image, code, architecture=architecture, resolves=resolves)
+    for finding in findings:
         if not finding.is_certain:
             warn_user(str(finding))
-    certain = [str(finding) for finding in found if finding.is_certain]
+    certain = [str(finding) for finding in findings if finding.is_certain]
     if certain:
         raise UsageError("no machine was started, as this would fail there:\n  - " + "\n  - ".join(certain))
 
@@ -72,11 +72,11 @@ def preflight(
     `modules`: by default those of this process.
     """
     machine = {"arm64": "aarch64", None: platform.machine()}.get(architecture, architecture or "")
-    found = [*_python(image), *_requirements(image, machine, resolves=resolves)]
+    findings = [*_python(image), *_requirements(image, machine, resolves=resolves)]
     if code is not None:
         loaded = sys.modules if modules is None else modules
-        found += [*_imports(image, code, loaded), *_modules(code, loaded), *_extensions(code, machine)]
-    return found
+        findings += [*_imports(image, code, loaded), *_modules(code, loaded), *_extensions(code, machine)]
+    return findings
 
 
 def _python(image: Image) -> Iterator[PreflightFinding]:
@@ -126,11 +126,11 @@ def _requirements(image: Image, machine: str, *, resolves: bool) -> Iterator[Pre
         yield _unchecked(f"no index answered within {_RESOLVE_LIMIT_S:.0f} s")
         return
     if done.returncode:
-        said = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", done.stderr.strip())
-        if _UNSOLVABLE.search(said):
-            yield PreflightFinding(field="Image.pip", text=f"it cannot be installed there:\n{said}", is_certain=True)
+        output = re.sub(r"(?<=://)[^/@\s]+(?=@)", "***", done.stderr.strip())
+        if _UNSOLVABLE.search(output):
+            yield PreflightFinding(field="Image.pip", text=f"it cannot be installed there:\n{output}", is_certain=True)
         else:
-            yield _unchecked(said.splitlines()[0] if said else f"uv ended with code {done.returncode}")
+            yield _unchecked(output.splitlines()[0] if output else f"uv ended with code {done.returncode}")
 
 
 def _unchecked(why: str) -> PreflightFinding:
@@ -175,18 +175,18 @@ def _modules(code: Code, modules: Mapping[str, object]) -> Iterator[PreflightFin
 
 def _closure(projects: Collection[str]) -> set[str]:
     """These and what they depend on, as far as they are installed here; extras are taken for asked for."""
-    found: set[str] = set()
+    closure: set[str] = set()
     waiting = list(projects)
     while waiting:
         project = waiting.pop()
-        if project in found:
+        if project in closure:
             continue
-        found.add(project)
+        closure.add(project)
         try:
             waiting += [_project(requirement) for requirement in importlib.metadata.requires(project) or ()]
         except importlib.metadata.PackageNotFoundError:  # not installed here: its requirements are not known
             continue
-    return found
+    return closure
 
 
 def _project(requirement: str) -> str:

@@ -221,16 +221,16 @@ class _Bootstrap:
 
         payload.seek(0)
         done = self._call(f"exec sh -c {shlex.quote(LOADER)}", payload, self._left_s(), on_line)
-        told = read_facts(lines)
-        if told.problem:
-            raise self.phases.fail(told.problem, _advice(self.phases))
+        facts = read_facts(lines)
+        if facts.problem:
+            raise self.phases.fail(facts.problem, _advice(self.phases))
         if done.code == _TIME_IS_UP:
             raise self.phases.fail("the time is up", self._advice_on_time())
-        if not told.is_whole:
+        if not facts.is_whole:
             self.phases.output(done.error_text)
             raise self.phases.fail(f"ended with code {done.code}", _advice(self.phases))
         self.phases.end()
-        return told
+        return facts
 
     def _call(
         self, command: str, payload: BinaryIO, timeout_s: float, on_line: Callable[[str], None] | None = None

@@ -70,7 +70,7 @@ def read_facts(lines: Iterable[str]) -> Facts:
     variables: dict[str, str] = {}
     failed: dict[str, int] = {}
     missing: list[str] = []
-    found: dict[str, list[tuple[str, str]]] = {"uv": [], "python": []}
+    tools: dict[str, list[tuple[str, str]]] = {"uv": [], "python": []}
     for line in lines:
         if not line.startswith(_MARK):
             continue
@@ -87,11 +87,11 @@ def read_facts(lines: Iterable[str]) -> Facts:
             missing.append(text)
         elif kind == "uv":
             version, path = text.split(" ", 1)
-            found[kind].append((version, path))
+            tools[kind].append((version, path))
         elif kind == "python":
             implementation, version, path = text.split(" ", 2)
             if implementation == "cpython":
-                found[kind].append((version, path))
+                tools[kind].append((version, path))
         else:
             plain[name] = text
     return Facts(
@@ -105,8 +105,8 @@ def read_facts(lines: Iterable[str]) -> Facts:
         folder=plain.get("folder", ""),
         ours=_environment(plain["ours"]) if "ours" in plain else None,
         users=users,
-        uvs=tuple(found["uv"]),
-        pythons=tuple(found["python"]),
+        uvs=tuple(tools["uv"]),
+        pythons=tuple(tools["python"]),
         missing_objects=tuple(missing),
         missing_apt=tuple(plain.get("apt", "").split()),
         is_unpacked="unpacked" in plain,

@@ -53,18 +53,18 @@ def editable_metadata(path: Iterable[str], roots: Iterable[Root]) -> list[str]:
     A package may ask for its own version when it is imported. Source: PEP 610, direct_url.json.
     """
     sources = [root.folder + os.sep for root in roots]
-    found = []
+    folders = []
     for entry in dict.fromkeys(path):
         for folder in glob.glob(os.path.join(glob.escape(entry), "*.dist-info")) if is_installed(entry) else ():
             with contextlib.suppress(OSError, ValueError, KeyError):  # not installed from a folder
                 with open(os.path.join(folder, "direct_url.json"), encoding="utf-8") as file:
-                    said = json.load(file)
-                project = os.path.realpath(urllib.parse.unquote(urllib.parse.urlsplit(said["url"]).path))
+                    origin = json.load(file)
+                project = os.path.realpath(urllib.parse.unquote(urllib.parse.urlsplit(origin["url"]).path))
                 is_ours = os.path.basename(folder).startswith("skyward-")
                 travels = any(source.startswith(project + os.sep) for source in sources)
-                if said["dir_info"].get("editable") and travels and not is_ours:
-                    found.append(folder)
-    return found
+                if origin["dir_info"].get("editable") and travels and not is_ours:
+                    folders.append(folder)
+    return folders
 
 
 def is_installed(folder: str) -> bool:
@@ -96,9 +96,9 @@ def _loaded_from(folder: str, modules: Mapping[str, object]) -> frozenset[str]:
 
 def _editable(modules: Mapping[str, object]) -> dict[str, str]:
     """Packages that an import hook of setuptools finds, and where. Source: setuptools/command/editable_wheel.py."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for name, module in list(modules.items()):
         mapping = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
         if isinstance(mapping, dict):
-            found.update({str(package): str(where) for package, where in mapping.items()})
-    return found
+            places.update({str(package): str(where) for package, where in mapping.items()})
+    return places

@@ -36,9 +36,9 @@ def client_uv() -> ClientUv | None:
     path = _find()
     if path is None:
         return None
-    told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
-    words = told.stdout.split()
-    return ClientUv(path=path, version=words[1]) if told.returncode == 0 and len(words) > 1 else None
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    words = done.stdout.split()
+    return ClientUv(path=path, version=words[1]) if done.returncode == 0 and len(words) > 1 else None
 
 
 def client_uv_version() -> str:

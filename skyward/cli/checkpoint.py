@@ -86,12 +86,12 @@ def _ls(arguments: argparse.Namespace) -> int:
     from .screen import table
 
     rows = []
-    for found in checkpoints_in(arguments.output_dir):
-        manifest = found.manifest if found.manifest.files else manifest_at(folder_at(found.path))
+    for saved in checkpoints_in(arguments.output_dir):
+        manifest = saved.manifest if saved.manifest.files else manifest_at(folder_at(saved.path))
         metrics = manifest.metadata.get("metrics", {})
         shown = " ".join(f"{name}={value:.4g}" for name, value in metrics.items() if isinstance(value, int | float))
-        shown += "" if found.is_sound else " not finite"
-        rows.append([found.path, manifest.timestamp[:19], str(manifest.world_size), _size(manifest.total_bytes), shown])
+        shown += "" if saved.is_sound else " not finite"
+        rows.append([saved.path, manifest.timestamp[:19], str(manifest.world_size), _size(manifest.total_bytes), shown])
     if not rows:
         print(f"{arguments.output_dir}: no whole checkpoint is there", file=sys.stderr)
         return 1
@@ -123,11 +123,11 @@ def _verify(arguments: argparse.Namespace) -> int:
     status = 0
     for path in arguments.path:
         try:
-            found = problems(path, digests=not arguments.quick)
+            faults = problems(path, digests=not arguments.quick)
         except CheckpointError as error:
-            found = [str(error)]
-        print("\n".join(found) if found else f"{path}: whole{' (sizes only)' if arguments.quick else ''}")
-        status = 1 if found else status
+            faults = [str(error)]
+        print("\n".join(faults) if faults else f"{path}: whole{' (sizes only)' if arguments.quick else ''}")
+        status = 1 if faults else status
     return status
 
 

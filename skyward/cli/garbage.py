@@ -52,16 +52,16 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.parser.error("--host goes with --cache: pools on hosts of yours leave nothing else there")
     from ..providers.local import collect_garbage
 
-    found: list[str] = []
+    lines: list[str] = []
     failures: list[Any] = []
     was_asked = False
     if not arguments.local:  # first what costs money
         was_asked, ended, failures = _rented(arguments)
-        found += [f"{'would end' if arguments.dry_run else 'ended'} machine {name}" for name in ended]
+        lines += [f"{'would end' if arguments.dry_run else 'ended'} machine {name}" for name in ended]
     removed = collect_garbage(is_dry_run=arguments.dry_run)
-    found += [f"{'would remove' if arguments.dry_run else 'removed'} {path}" for path in removed]
-    if found:
-        print("\n".join(found))
+    lines += [f"{'would remove' if arguments.dry_run else 'removed'} {path}" for path in removed]
+    if lines:
+        print("\n".join(lines))
     elif not failures:
         print(
             "nothing of ours is left on this machine"
@@ -101,16 +101,16 @@ def _clear_caches(providers: Iterable[str], hosts: list[str]) -> int:
     from ..pool.config import mentioned_providers
     from ..providers.ssh import SSH
 
-    told: dict[str, Any] = {"this machine": _here()}
+    outcomes: dict[str, Any] = {"this machine": _here()}
     named = [SSH(hosts=hosts)] if hosts else []
     mentioned, wrong = mentioned_providers(providers)
     for provider in [*named, *mentioned]:
         if isinstance(provider, SSH):
-            told |= provider.clear_caches()
+            outcomes |= provider.clear_caches()
     for error in wrong:
         print(f"skyward: {error}", file=sys.stderr)
     failed = bool(wrong)
-    for host, cleared in told.items():
+    for host, cleared in outcomes.items():
         if isinstance(cleared, Exception):
             failed = True
             print(f"skyward: {cleared}", file=sys.stderr)

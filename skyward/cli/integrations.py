@@ -65,11 +65,11 @@ def describe() -> list[Description]:
     """All integrations, by name. Imports no framework."""
     from .. import integrations
 
-    found = []
+    descriptions = []
     for name, extra in sorted(integrations.REGISTRY.items(), key=lambda entry: entry[0].lower()):
         value = getattr(integrations, name)
         integration = _integration_of(value) if name.islower() and not name.endswith("_backend") else None
-        found.append(
+        descriptions.append(
             Description(
                 name=name,
                 extra=extra,
@@ -79,7 +79,7 @@ def describe() -> list[Description]:
                 variables=tuple(_variables(integration)) if integration else (),
             )
         )
-    return found
+    return descriptions
 
 
 def _integration_of(decorator: Callable[..., Any]) -> IntegrationBase:

@@ -92,14 +92,14 @@ def run(arguments: argparse.Namespace) -> int:
     from ..pool.pool import ComputePool
     from .screen import as_json
 
-    found = ComputePool(**fields_of(arguments)).offers()
-    shown = found if arguments.limit == _ALL else found[: arguments.limit]
+    offers = ComputePool(**fields_of(arguments)).offers()
+    shown = offers if arguments.limit == _ALL else offers[: arguments.limit]
     if arguments.json:
         print(as_json(shown))
         return 0
     print("\n".join(describe(shown)))
-    if len(shown) < len(found):
-        print(f"and {len(found) - len(shown)} more; --limit 0 shows them", file=sys.stderr)
+    if len(shown) < len(offers):
+        print(f"and {len(offers) - len(shown)} more; --limit 0 shows them", file=sys.stderr)
     return 0
 
 

@@ -59,12 +59,12 @@ def examine_extras(distribution: str) -> tuple[Extra, tuple[Extra, ...]]:
     Raises MissingDependency where the distribution is not installed (a source folder on the path is not enough).
     """
     try:
-        found = metadata.distribution(distribution)
+        installed = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
         message = f"{distribution} is imported from a folder but not installed: run `pip install -e .` in its checkout"
         raise errors.MissingDependency(message) from None
-    requirements = list(parse(found.requires or ()))
-    names: list[str] = found.metadata.get_all("Provides-Extra") or []
+    requirements = list(parse(installed.requires or ()))
+    names: list[str] = installed.metadata.get_all("Provides-Extra") or []
     core = wanted_by(None, requirements, name="core")
     return core, tuple(wanted_by(extra, requirements, name=extra) for extra in names)
 

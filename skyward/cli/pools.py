@@ -46,18 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     providers, wrong = ([], []) if arguments.local else rented_providers(arguments.provider)
     was_asked = bool(providers or journals()) and not arguments.local
-    found = survey(providers, is_local_only=arguments.local)
-    failures = [*wrong, *found.failures]
+    fleet = survey(providers, is_local_only=arguments.local)
+    failures = [*wrong, *fleet.failures]
     if arguments.json:
-        print(as_json({"pools": found.pools, "failures": [str(failure) for failure in failures]}))
-    elif found.pools:
-        print("\n".join(describe(found.pools)))
+        print(as_json({"pools": fleet.pools, "failures": [str(failure) for failure in failures]}))
+    elif fleet.pools:
+        print("\n".join(describe(fleet.pools)))
     else:
         rented = "" if failures else ", and nothing is rented" if was_asked else " (no provider was asked)"
         print(f"no pool is open{rented}")
     for failure in failures:
         print(f"skyward: {failure}", file=sys.stderr)
-    orphans = [pool for pool in found.pools if pool.state == "dead" and pool.instances]
+    orphans = [pool for pool in fleet.pools if pool.state == "dead" and pool.instances]
     if orphans and not arguments.json:
         print(
             "skyward: what dead pools rented costs money until its lease ends; `skyward gc` ends it",

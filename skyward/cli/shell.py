@@ -66,12 +66,12 @@ def terminal_of(pool: LivePool, node: int) -> list[str]:
     """The command that opens a terminal on the node; with one more argument, a line of sh, it runs that. UsageError."""
     from ..errors import UsageError
 
-    found = next((one for one in pool.nodes if one.node == node), None)
+    machine = next((one for one in pool.nodes if one.node == node), None)
     name = pool.label or pool.pool
-    if found is None:
+    if machine is None:
         there = ", ".join(str(one.node) for one in pool.nodes) or "none yet"
         raise UsageError(f"pool {name!r} has no node {node}; there: {there}")
-    if not found.terminal:
+    if not machine.terminal:
         where = "is on this machine" if pool.provider == "local" else f"has no way to log in (provider {pool.provider})"
         raise UsageError(f"node {node} of pool {name!r} {where}; there is nothing to log in to")
-    return list(found.terminal)
+    return list(machine.terminal)

@@ -126,14 +126,14 @@ def _list(arguments: argparse.Namespace) -> int:
     from ..training.control import runs
     from .screen import as_json, table
 
-    found = [(endpoint, _asked(endpoint)) for endpoint in runs()]
+    statuses = [(endpoint, _asked(endpoint)) for endpoint in runs()]
     if arguments.json:
-        print(as_json([status if status is not None else endpoint for endpoint, status in found]))
+        print(as_json([status if status is not None else endpoint for endpoint, status in statuses]))
         return 0
-    if not found:
+    if not statuses:
         print("no training listens")
         return 0
-    rows = [_row(endpoint, status) for endpoint, status in found]
+    rows = [_row(endpoint, status) for endpoint, status in statuses]
     print("\n".join(table(("job", "state", "step", "epoch", "loss", "age", "process"), rows, right=[2, 3, 4, 5, 6])))
     return 0
 

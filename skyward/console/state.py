@@ -126,7 +126,7 @@ class PoolState:
 
     def spent_usd(self, now: float) -> float:
         """So far, by the prices of the offers."""
-        said = self._said_cost
-        if said is not None:
-            return said.spent_usd + (0 if self.is_closed else said.price_usd_per_hour * max(0, now - said.at) / 3600)
+        cost = self._said_cost
+        if cost is not None:
+            return cost.spent_usd + (0 if self.is_closed else cost.price_usd_per_hour * max(0, now - cost.at) / 3600)
         return self._ended_usd + sum(price * (now - since) / 3600 for since, price in self._running.values())

@@ -80,10 +80,10 @@ class Terminal:
     def at(cls, fd: int) -> Terminal:
         """The one of that descriptor: two pools share it."""
         with cls._lock_of_all:
-            found = cls._of_fd.get(fd)
-            if found is None or found._owner != os.getpid():
-                found = cls._of_fd[fd] = Terminal(fd)
-            return found
+            terminal = cls._of_fd.get(fd)
+            if terminal is None or terminal._owner != os.getpid():
+                terminal = cls._of_fd[fd] = Terminal(fd)
+            return terminal
 
     def add(self, lines: Lines) -> None:
         """Show these lines too, about eight times a second, until they are removed."""

@@ -186,7 +186,7 @@ FOREIGN: dict[str, dict[str, str]] = {
 
 def suggestion(name: str, known: Iterable[str]) -> str | None:
     """The nearest of the known names; None where none is near enough to be meant."""
-    lower = {each.lower(): each for each in known}
+    lower = {entry.lower(): entry for entry in known}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=_CUTOFF)
     return lower[near[0]] if near else None
 

@@ -158,8 +158,8 @@ def integrate(fn: Callable[P, R], integration: Integration) -> Callable[P, R]:
 
 def integrations_of(fn: Callable[..., Any]) -> tuple[Integration, ...]:
     """The integrations on a function, outermost first."""
-    found: tuple[Integration, ...] = getattr(fn, _ATTRIBUTE, ())
-    return found
+    integrations: tuple[Integration, ...] = getattr(fn, _ATTRIBUTE, ())
+    return integrations
 
 
 @contextmanager

@@ -201,10 +201,10 @@ def _own_devices(rank: Rank) -> list[int]:
     """The rank's part of its node's accelerators, by their indexes; none: it sees all there are."""
     if rank.local_world_size == 1 or not rank.accelerators:
         return []
-    each = rank.accelerators // rank.local_world_size
-    if not each:  # ranks share them
+    share = rank.accelerators // rank.local_world_size
+    if not share:  # ranks share them
         return [rank.local_rank % rank.accelerators]
-    return list(range(rank.local_rank * each, (rank.local_rank + 1) * each))
+    return list(range(rank.local_rank * share, (rank.local_rank + 1) * share))
 
 
 def _endpoint(address: str, port: int) -> str:

@@ -128,8 +128,8 @@ def _own_devices(rank: Rank) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(rank.accelerators)))
     devices = visible.split(",")
     first, last = (len(devices) * number // rank.local_world_size for number in (rank.local_rank, rank.local_rank + 1))
-    mine = devices[first:last] or [devices[rank.local_rank % len(devices)]]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+    own = devices[first:last] or [devices[rank.local_rank % len(devices)]]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
 @contextmanager

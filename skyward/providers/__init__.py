@@ -24,7 +24,7 @@ def load(name: str) -> type[Provider]:
     except KeyError:
         raise UsageError(f"provider: {name!r} is not known; there are {', '.join(sorted(PROVIDERS))}") from None
     try:
-        found: type[Provider] = getattr(import_module(module), attribute)
+        provider: type[Provider] = getattr(import_module(module), attribute)
     except ImportError as error:
         raise MissingDependency(f"provider {name!r} needs `pip install skyward[{name}]`: {error}") from error
-    return found
+    return provider

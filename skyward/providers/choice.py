@@ -31,7 +31,7 @@ def too_expensive(offer: Offer, nodes: int, max_hourly_cost: float | None) -> bo
     return max_hourly_cost is not None and offer.price_usd_per_hour * nodes > max_hourly_cost + 1e-9
 
 
-def nothing_fits(name: str, spec: PoolSpec, found: list[Offer]) -> NoCapacity:
+def nothing_fits(name: str, spec: PoolSpec, offers: list[Offer]) -> NoCapacity:
     """The error that says what was asked for."""
     asked = [
         f"{field}={value}"
@@ -43,7 +43,7 @@ def nothing_fits(name: str, spec: PoolSpec, found: list[Offer]) -> NoCapacity:
         )
         if value is not None
     ]
-    kinds = "only on-demand" if found and spec.allocation == "spot" else "no"
+    kinds = "only on-demand" if offers and spec.allocation == "spot" else "no"
     return NoCapacity(
         f"{name}: {kinds} machine type here has {', '.join(asked) or 'what was asked for'} "
         f"(allocation={spec.allocation!r}); ask for less, or in another region"

@@ -76,10 +76,10 @@ class CloudProvider(abc.ABC):
     # The protocol -----------------------------------------------------------------------------------------------------
 
     def offers(self, spec: PoolSpec) -> list[Offer]:
-        found = patiently(lambda: self.cloud().offers(spec), again_on=Throttled, clock=self.clock, limit_s=60.0)
-        fitting = in_order(found, spec.allocation)
+        offers = patiently(lambda: self.cloud().offers(spec), again_on=Throttled, clock=self.clock, limit_s=60.0)
+        fitting = in_order(offers, spec.allocation)
         if not fitting:
-            raise nothing_fits(self.name, spec, found)
+            raise nothing_fits(self.name, spec, offers)
         affordable = [o for o in fitting if not too_expensive(o, spec.nodes, spec.max_hourly_cost)]
         if not affordable:
             cheapest = min(o.price_usd_per_hour for o in fitting)
@@ -101,10 +101,10 @@ class CloudProvider(abc.ABC):
             listed = self.cloud().describe({JOURNAL_TAG: rental.journal.id})
         except ProviderError:  # it is asked again
             return None
-        found = [i for i in listed if i.id == rental.instance and not i.is_billed]
-        if not found:
+        ended = [i for i in listed if i.id == rental.instance and not i.is_billed]
+        if not ended:
             return None
-        return PREEMPTED if found[0].is_preempted else Gone(reason=found[0].reason or "it has ended")
+        return PREEMPTED if ended[0].is_preempted else Gone(reason=ended[0].reason or "it has ended")
 
     def reaper(self, pool: str) -> tuple[str, ...]:
         """The command that ends all that was rented for the pool, from any process of this user."""

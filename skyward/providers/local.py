@@ -250,15 +250,15 @@ def collect_garbage(*, is_dry_run: bool = False) -> list[str]:
 
     Live pools are not touched, nor those that start: for so long a folder may be without its socket.
     """
-    found: list[str] = []
+    garbage: list[str] = []
     folder = runtime_folder(_FOLDER)
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         if not _answers(os.path.join(path, SOCKET_NAME)) and not _is_starting(path):
             if not is_dry_run:
                 shutil.rmtree(path, ignore_errors=True)
-            found.append(path)
-    return found
+            garbage.append(path)
+    return garbage
 
 
 def _is_starting(path: str) -> bool:

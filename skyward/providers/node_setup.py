@@ -204,9 +204,9 @@ class NodeSetup:
             self._check_watchdog(run)
             self._wait_for_the_others()
         with self._phase("agent"):
-            said = self._start_agent(run, ready)
-            self._check(ready, said)
-        return self._made(connection, ready, said)
+            reply = self._start_agent(run, ready)
+            self._check(ready, reply)
+        return self._made(connection, ready, reply)
 
     def _say_retry(self, error: SkywardError) -> None:
         self._orders.emit(PhaseOutput(node=self.node, phase="connect", text=f"{error}; trying again"))
@@ -322,7 +322,7 @@ class NodeSetup:
             cancel_grace_s=spec.cancel_grace_s,
         )
 
-    def _check(self, ready: Ready, said: dict[str, Any]) -> None:
+    def _check(self, ready: Ready, reply: dict[str, Any]) -> None:
         """What was asked for, where it is known only now. Raises NoCapacity."""
         spec = self._orders.spec
         lacks = []
@@ -330,35 +330,37 @@ class NodeSetup:
             lacks.append(f"vcpus={spec.vcpus}, and it has {ready.cores} cores")
         if spec.memory_gib is not None and ready.memory_gib < spec.memory_gib:
             lacks.append(f"memory_gib={spec.memory_gib:g}, and it has {ready.memory_gib:.1f}")
-        if spec.architecture is not None and spec.architecture != _ARCHITECTURES.get(said["machine"], said["machine"]):
-            lacks.append(f"architecture={spec.architecture}, and it is {said['machine']}")
-        if spec.accelerator is not None and not spec.accelerator.is_met_by(said["accelerator"], said["accelerators"]):
-            has = f"{said['accelerators']} {said['accelerator']}" if said["accelerators"] else "none"
+        if spec.architecture is not None and spec.architecture != _ARCHITECTURES.get(
+            reply["machine"], reply["machine"]
+        ):
+            lacks.append(f"architecture={spec.architecture}, and it is {reply['machine']}")
+        if spec.accelerator is not None and not spec.accelerator.is_met_by(reply["accelerator"], reply["accelerators"]):
+            has = f"{reply['accelerators']} {reply['accelerator']}" if reply["accelerators"] else "none"
             lacks.append(f"accelerator={spec.accelerator}, and it has {has}")
         if lacks:
             raise NoCapacity(f"{self._place.target}: node {self.node}: asked for {'; '.join(lacks)}")
 
-    def _made(self, connection: Connection, ready: Ready, said: dict[str, Any]) -> Machine:
-        command = attach.command(ready.agent_python, said["root"], said["socket"])
+    def _made(self, connection: Connection, ready: Ready, reply: dict[str, Any]) -> Machine:
+        command = attach.command(ready.agent_python, reply["root"], reply["socket"])
         return Machine(
             node=self.node,
-            socket_path=said["socket"],
+            socket_path=reply["socket"],
             folder=ready.folder,
             pid=0,
             peer=Peer(
                 node=self.node,
-                private_ip=said["address"],
+                private_ip=reply["address"],
                 public_ip=self._place.public_address or None,
             ),
             slots=self._orders.spec.concurrency,
             lease_s=self._orders.lease_s,
-            interface=said["interface"],
+            interface=reply["interface"],
             channel=tuple(connection.argv("exec " + shlex.join(command))),
             terminal=tuple(connection.terminal()),
             handle=RemoteNodeHandle(
                 connection=connection,
-                watchdog=said["pid"],
-                started=said["started"],
+                watchdog=reply["pid"],
+                started=reply["started"],
                 folder=ready.folder,
                 python=(ready.agent_python,),
                 path=ready.agent_path,

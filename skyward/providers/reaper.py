@@ -99,7 +99,7 @@ def ls(
     is_alive: IsAlive = Owner.is_alive,
 ) -> tuple[list[Found], list[SkywardError]]:
     """Machines of ours that exist, in the accounts of `providers` and of the journals here; and what went wrong."""
-    found: list[Found] = []
+    machines: list[Found] = []
     accounts = _Accounts(providers, provider_of or _provider_of)
     prices: dict[str, float] = {}
     for journal in journals():
@@ -108,12 +108,12 @@ def ls(
     for provider in accounts.all():
         with accounts.noting_failures():
             scope = provider.cloud().scope()
-            found += [
+            machines += [
                 _found(instance, provider, scope, prices, is_alive)
                 for instance in _described(provider)
                 if instance.state != "gone"
             ]
-    return sorted(found, key=lambda f: (f.scope, f.pool, f.instance.id)), accounts.failures
+    return sorted(machines, key=lambda f: (f.scope, f.pool, f.instance.id)), accounts.failures
 
 
 class _Accounts:

@@ -240,11 +240,11 @@ class RentalAttempts:
                 return made
             except OutcomeUnknown as error:
                 unknown = error
-                found = self._looked_for(request, error)
-                if len(found) >= request.least:
-                    return found
+                instances = self._looked_for(request, error)
+                if len(instances) >= request.least:
+                    return instances
                 # Again with the same token, so that it cannot make them twice.
-                if found or not tries_left or "idempotent-create" not in self._cloud.capabilities:
+                if instances or not tries_left or "idempotent-create" not in self._cloud.capabilities:
                     raise
             except (NoCapacity, QuotaExceeded):
                 raise  # the same token would have answered otherwise, had it made something
@@ -265,15 +265,15 @@ class RentalAttempts:
         """What a create call has made that did not say so."""
         deadline = self._clock.monotonic() + self._cloud.settle_s
         while True:
-            found = [i for i in self._described(request) if i.is_billed]
-            if len(found) == request.count or self._clock.monotonic() > deadline:
-                return found
+            instances = [i for i in self._described(request) if i.is_billed]
+            if len(instances) == request.count or self._clock.monotonic() > deadline:
+                return instances
             self._clock.sleep(_LOOK_S)
 
     def _described(self, request: Request) -> list[Instance]:
         tags = {JOURNAL_TAG: self.journal.id, ATTEMPT_TAG: request.token}
-        found: list[Instance] = self._patient(lambda: self._cloud.describe(tags), OutcomeUnknown)
-        return found
+        instances: list[Instance] = self._patient(lambda: self._cloud.describe(tags), OutcomeUnknown)
+        return instances
 
     def _announce(self, offer: Offer, ids: list[str], nodes: list[int]) -> None:
         for node, i in zip(nodes, ids, strict=False):
@@ -294,18 +294,18 @@ class RentalAttempts:
         while True:
             self._check_wanted()
             listed = {i.id: i for i in self._described(request)}
-            mine = [listed[i] for i in ids if i in listed]
-            ended = [i for i in mine if not i.is_billed]
+            instances = [listed[i] for i in ids if i in listed]
+            ended = [i for i in instances if not i.is_billed]
             if ended:
                 kind = ProviderError if ended[0].is_refused else NoCapacity
                 raise kind(f"{ended[0].id} ended before it ran ({ended[0].reason or 'no reason given'})")
             seconds = self._clock.monotonic() - began
-            if len(mine) == len(ids) and all(i.state == "running" for i in mine):
+            if len(instances) == len(ids) and all(i.state == "running" for i in instances):
                 for i in ids:
                     self.emit(PhaseEnded(node=self.node_of[i], phase="boot", seconds=seconds))
-                return mine
+                return instances
             if self._clock.monotonic() > self._deadline:
-                late = sorted(set(ids) - {i.id for i in mine if i.state == "running"})
+                late = sorted(set(ids) - {i.id for i in instances if i.state == "running"})
                 for i in late:
                     self.emit(PhaseFailed(node=self.node_of[i], phase="boot", seconds=seconds, reason="timeout"))
                 raise ProviderError(

@@ -194,14 +194,14 @@ class SSH:
 
         By host; an error stands for one that could not be cleared.
         """
-        told: dict[str, Cleared | SkywardError] = {}
+        outcomes: dict[str, Cleared | SkywardError] = {}
         for target in self.targets:
             try:
                 with contextlib.closing(connect(target, transport=self.transport)) as connection:
-                    told[str(target)] = clear_cache(connection.run)
+                    outcomes[str(target)] = clear_cache(connection.run)
             except SkywardError as error:
-                told[str(target)] = error
-        return told
+                outcomes[str(target)] = error
+        return outcomes
 
 
 def _host(host: object) -> SSHHost:

@@ -104,14 +104,14 @@ class MachineTermination:
     def _listed(self, began: float) -> dict[str, Instance]:
         left_s = max(1.0, self.limit_s - (self.clock.monotonic() - began))
         try:
-            found = self._patient(lambda: self.cloud.describe({JOURNAL_TAG: self.journal.id}), left_s)
+            instances = self._patient(lambda: self.cloud.describe({JOURNAL_TAG: self.journal.id}), left_s)
         except ProviderError as error:
             self._refusal = str(error)
             self._end_unseen()
             self._fail(sorted(self.journal.living) or ["(those with this tag) " + self.journal.id], error)
         now = self.clock.monotonic()
-        self._seen.update({instance.id: (now, instance) for instance in found})
-        return {i.id: i for i in found if self.is_meant(i.id, i.tags.get(ATTEMPT_TAG, ""))}
+        self._seen.update({instance.id: (now, instance) for instance in instances})
+        return {i.id: i for i in instances if self.is_meant(i.id, i.tags.get(ATTEMPT_TAG, ""))}
 
     def _sorted(self, listed: dict[str, Instance], began: float) -> tuple[list[str], list[str], list[str]]:
         """Those that cost money, those that are ending, those that may exist though they are not listed."""

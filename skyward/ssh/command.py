@@ -67,8 +67,8 @@ class _Output:
 
     def _behind_marker(self, piece: bytes) -> bytes:
         self._rest += piece
-        _, found, after = self._rest.partition(self._marker + b"\n")
-        if not found:
+        _, marker, after = self._rest.partition(self._marker + b"\n")
+        if not marker:
             return b""
         self._marker, self._rest = b"", b""
         return after

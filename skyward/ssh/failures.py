@@ -46,8 +46,8 @@ def _saying(word: str, text: str) -> str:
 
 
 def _unknown(target: SSHTarget, text: str) -> SkywardError:
-    found = re.search(r"host key is known for (\S+)", text)
-    whose = f"the host key of {found[1]}" if found else "its host key, or that of a host on the way to it,"
+    match = re.search(r"host key is known for (\S+)", text)
+    whose = f"the host key of {match[1]}" if match else "its host key, or that of a host on the way to it,"
     advice = "log in by hand once, with `ssh`, and compare what it shows"
     return HostKeyUnknown(f"ssh {target}: {whose} is not known: {_last_line(text)} {advice}", host=str(target))
 

@@ -59,7 +59,7 @@ def make_folder() -> str:
 
 def collect_garbage(root: str = "") -> list[str]:
     """Remove the folders of connections that ended long ago; which they were."""
-    found = []
+    removed = []
     root = root or runtime_folder(_FOLDER)
     os.utime(root)
     # The file system's: by a wrong clock of ours a folder that was made a moment ago would be old.
@@ -72,8 +72,8 @@ def collect_garbage(root: str = "") -> list[str]:
             if not is_used and now - os.stat(path).st_mtime > _OLD_S:
                 with locked(path, timeout_s=0):  # else a keeper is making it anew
                     shutil.rmtree(path, ignore_errors=True)
-                found.append(path)
-    return found
+                removed.append(path)
+    return removed
 
 
 def _has_owner(folder: str) -> bool:

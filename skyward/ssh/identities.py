@@ -29,16 +29,16 @@ _agent_variable = threading.Lock()
 
 
 class Identities:
-    """For `auth_strategy` of paramiko's client; `said` is what the SSH configuration says."""
+    """For `auth_strategy` of paramiko's client; `config` is what the SSH configuration says."""
 
-    def __init__(self, target: SSHTarget, said: dict[str, Any]) -> None:
-        self._user: str = target.user or said.get("user") or getpass.getuser()
-        given = [target.key_file] if target.key_file else said.get("identityfile", [])
+    def __init__(self, target: SSHTarget, config: dict[str, Any]) -> None:
+        self._user: str = target.user or config.get("user") or getpass.getuser()
+        given = [target.key_file] if target.key_file else config.get("identityfile", [])
         files = [path for path in map(os.path.expanduser, given) if os.path.isfile(path)]
         self._are_given = bool(files)
         self._files = files or [path for path in map(os.path.expanduser, _DEFAULT_FILES) if os.path.isfile(path)]
-        self._are_all = bool(target.key_file) or said.get("identitiesonly") == "yes"
-        self._agent_path = str(said.get("identityagent", "SSH_AUTH_SOCK")).strip('"')
+        self._are_all = bool(target.key_file) or config.get("identitiesonly") == "yes"
+        self._agent_path = str(config.get("identityagent", "SSH_AUTH_SOCK")).strip('"')
         self._trouble: list[str] = []
 
     def authenticate(self, transport: paramiko.Transport) -> list[str]:

@@ -94,20 +94,20 @@ class Login:
             raise failure(target, str(error) or "it closed the connection") from error
 
     def _log_in(self, target: SSHTarget, jumps: int) -> paramiko.SSHClient:
-        said = configuration(target)
-        host = said.get("hostname", target.host)
-        port = target.port or int(said.get("port", 22))
+        config = configuration(target)
+        host = config.get("hostname", target.host)
+        port = target.port or int(config.get("port", 22))
         client = paramiko.SSHClient()
-        alias = target.host_keys.alias or said.get("hostkeyalias", "")
+        alias = target.host_keys.alias or config.get("hostkeyalias", "")
         name = alias or (host if port == 22 else f"[{host}]:{port}")
-        policy = _Policy(target, _known_hosts(target.host_keys, said), name)
+        policy = _Policy(target, _known_hosts(target.host_keys, config), name)
         client.set_missing_host_key_policy(policy)
-        sock = self._socket(target, said, host, port, jumps)
+        sock = self._socket(target, config, host, port, jumps)
         try:
             client.connect(
                 alias or host,
                 port=22 if alias else port,
-                auth_strategy=Identities(target, said),  # type: ignore[arg-type]  # what it asks of one is `authenticate`
+                auth_strategy=Identities(target, config),  # type: ignore[arg-type]  # what it asks of one is `authenticate`
                 sock=sock,
                 banner_timeout=target.connect_timeout_s,
                 auth_timeout=target.connect_timeout_s,
@@ -120,9 +120,9 @@ class Login:
             raise
         return client
 
-    def _socket(self, target: SSHTarget, said: dict[str, Any], host: str, port: int, jumps: int) -> Any:
+    def _socket(self, target: SSHTarget, config: dict[str, Any], host: str, port: int, jumps: int) -> Any:
         """What leads to the machine: a socket, a channel of a jump host, or a proxy's process."""
-        jump = target.jump or said.get("proxyjump")
+        jump = target.jump or config.get("proxyjump")
         if jump and jump != "none":
             if jumps >= _MAX_JUMPS:
                 raise Unreachable(f"ssh {target}: more than {_MAX_JUMPS} jump hosts", host=str(target), is_final=True)
@@ -135,8 +135,8 @@ class Login:
             )
             self._clients_kept(through)
             return _Heard(channel, self)
-        if said.get("proxycommand"):
-            return _Heard(paramiko.ProxyCommand(said["proxycommand"]), self)
+        if config.get("proxycommand"):
+            return _Heard(paramiko.ProxyCommand(config["proxycommand"]), self)
         return _Heard(socket.create_connection((host, port), target.connect_timeout_s), self)
 
     def _clients_kept(self, client: paramiko.SSHClient) -> None:
@@ -181,13 +181,16 @@ def _jump_target(target: SSHTarget, jump: str, before: str | None) -> SSHTarget:
 # Host keys ----------------------------------------------------------------------------------------------------------
 
 
-def _known_hosts(keys: HostKeys, said: dict[str, Any]) -> list[str]:
+def _known_hosts(keys: HostKeys, config: dict[str, Any]) -> list[str]:
     """Files; to the first a key goes that is seen for the first time."""
     if keys.policy == "given":
         return []
     if keys.file:
         return [os.path.expanduser(keys.file)]
-    own, all_users = said.get("userknownhostsfile", _KNOWN_HOSTS), said.get("globalknownhostsfile", _SYSTEM_KNOWN_HOSTS)
+    own, all_users = (
+        config.get("userknownhostsfile", _KNOWN_HOSTS),
+        config.get("globalknownhostsfile", _SYSTEM_KNOWN_HOSTS),
+    )
     return [os.path.expanduser(name) for name in f"{own} {all_users}".split()]
 
 

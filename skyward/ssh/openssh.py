@@ -86,8 +86,8 @@ class Master:
             )
         except subprocess.TimeoutExpired:  # a master that hangs is none
             return 0
-        found = re.search(rb"pid=(\d+)", done.stderr)
-        return int(found[1]) if found and not done.returncode else 0
+        match = re.search(rb"pid=(\d+)", done.stderr)
+        return int(match[1]) if match and not done.returncode else 0
 
     def _clear(self) -> None:
         """What is left of a master that does not answer: its process may hang, its socket may lie there."""
@@ -192,8 +192,8 @@ class Master:
                 os.unlink(file)
 
     def _users_known_hosts(self) -> str:
-        found = re.search(r"^userknownhostsfile (\S+)", self._told(), re.MULTILINE)
-        return found[1] if found else "~/.ssh/known_hosts"
+        match = re.search(r"^userknownhostsfile (\S+)", self._told(), re.MULTILINE)
+        return match[1] if match else "~/.ssh/known_hosts"
 
     def _told(self) -> str:
         """All that the configuration says of the machine."""

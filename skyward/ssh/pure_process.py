@@ -35,9 +35,9 @@ _LOOK_S = 0.5
 
 
 def main(folder: str, target: SSHTarget, _: str) -> None:
-    ready, said = os.pipe()
+    ready, report = os.pipe()
     if os.fork():  # before there are threads
-        os.close(said)
+        os.close(report)
         with open(ready, "rb") as pipe:
             text = pipe.read()
         os.write(1, text)
@@ -48,14 +48,14 @@ def main(folder: str, target: SSHTarget, _: str) -> None:
         login.connect()
         server = _Server(folder, login)
     except SkywardError as error:
-        os.write(said, b"error " + base64.b64encode(pickle.dumps(error)))
+        os.write(report, b"error " + base64.b64encode(pickle.dumps(error)))
         os._exit(1)
     os.setsid()
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.write(said, str(os.getpid()).encode())
-    os.close(said)
+    os.write(report, str(os.getpid()).encode())
+    os.close(report)
     server.serve()
     os._exit(0)  # threads may wait for descriptors of others
 

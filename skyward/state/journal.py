@@ -330,14 +330,14 @@ def journals(pool: str | None = None) -> list[Journal]:
         names = os.listdir(_pools())
     except FileNotFoundError:  # nothing was ever rented from here
         return []
-    found = [Journal.read(os.path.join(_pools(), name)) for name in names]
-    open_ones = [j for j in found if j is not None and not j.is_closed and pool in (None, j.pool)]
+    known = [Journal.read(os.path.join(_pools(), name)) for name in names]
+    open_ones = [j for j in known if j is not None and not j.is_closed and pool in (None, j.pool)]
     return sorted(open_ones, key=lambda journal: journal.at)
 
 
 def recently_ended(now: float) -> set[str]:
     """The ids of journals that were closed in the last minutes: a cloud may still show their machines as running."""
-    found: set[str] = set()
+    identifiers: set[str] = set()
     with contextlib.suppress(FileNotFoundError):  # nothing was ever closed here
         for name in os.listdir(_ended()):
             path = os.path.join(_ended(), name)
@@ -347,11 +347,11 @@ def recently_ended(now: float) -> set[str]:
             except (OSError, ValueError):  # being written, or removed, by another process
                 continue
             if abs(now - at) <= _ENDED_S:
-                found.add(name)
+                identifiers.add(name)
             else:
                 with contextlib.suppress(FileNotFoundError):  # another process removed it
                     os.unlink(path)
-    return found
+    return identifiers
 
 
 def _remember_ended(identifier: str, at: float) -> None:
@@ -413,8 +413,8 @@ def machine_id() -> str:
         with contextlib.suppress(OSError, subprocess.SubprocessError):  # no such program: the host's name must do
             argv = ["ioreg", "-rd1", "-c", "IOPlatformExpertDevice"]
             shown = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10).stdout
-            if found := re.search(r'"IOPlatformUUID" = "([^"]+)"', shown):
-                return found[1]
+            if match := re.search(r'"IOPlatformUUID" = "([^"]+)"', shown):
+                return match[1]
         return ""
     with contextlib.suppress(OSError), open("/etc/machine-id", encoding="ascii") as file:  # not Linux
         return file.read().strip()

@@ -100,11 +100,11 @@ def find(name: str) -> LivePool:
     """The open pool of that name or label; of several with one label, the youngest. Raises UsageError."""
     pools = live_pools()
     exact = [pool for pool in pools if pool.pool == name]
-    found = exact or [pool for pool in pools if pool.label == name]
-    if not found:
+    matching = exact or [pool for pool in pools if pool.label == name]
+    if not matching:
         known = ", ".join(pool.label or pool.pool for pool in pools) or "none"
         raise UsageError(f"no open pool on this machine is called {name!r}; there: {known}")
-    return max(found, key=lambda pool: (pool.is_alive, pool.began))
+    return max(matching, key=lambda pool: (pool.is_alive, pool.began))
 
 
 def ask_to_end(pool: str, reason: str) -> None:
@@ -148,13 +148,13 @@ def _read_all() -> Iterator[LivePool]:
 
 def _read(path: str) -> LivePool:
     with open(path, encoding="utf-8") as file:
-        said = json.load(file)
-    said["owner"] = Owner(**said["owner"])
-    said["nodes"] = tuple(
+        fields = json.load(file)
+    fields["owner"] = Owner(**fields["owner"])
+    fields["nodes"] = tuple(
         LiveNode(**{**node, "channel": tuple(node["channel"]), "terminal": tuple(node["terminal"])})
-        for node in said["nodes"]
+        for node in fields["nodes"]
     )
-    return LivePool(**said)
+    return LivePool(**fields)
 
 
 def _path(pool: str, ending: str) -> str:

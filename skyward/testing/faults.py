@@ -84,9 +84,9 @@ class Faults:
 
     def is_whole(self) -> bool:
         """Whether all nodes are up with all their slots."""
-        each = self.pool.concurrency if self.pool.spec.executor == "process" else 1
+        slots = self.pool.concurrency if self.pool.spec.executor == "process" else 1
         try:
-            return all(len(self.slots(node)) >= each for node in range(self.pool.nodes))
+            return all(len(self.slots(node)) >= slots for node in range(self.pool.nodes))
         except UsageError:  # a node is away
             return False
 

@@ -94,8 +94,8 @@ class IntegrationSuite(ABC):
     @pytest.fixture
     def integration(self) -> Integration:
         """What the decorator puts on a function."""
-        (found,) = integrations_of(type(self).decorator(_greet))
-        return found
+        (integration,) = integrations_of(type(self).decorator(_greet))
+        return integration
 
     def _gang(self, function: Callable[P, R], **options: Any) -> ComputeFunction[P, R]:
         return compute(cast("Callable[P, R]", type(self).decorator(**options)(function)))

@@ -67,10 +67,10 @@ class ProcessEngineSuite(EngineSuite):
         future = compute(deaf)() > pool
         while not list(shared.iterdir()):
             time.sleep(0.005)
-        (said,) = shared.iterdir()
+        (pid_file,) = shared.iterdir()
         assert future.cancel()
         deadline = time.monotonic() + pool.spec.cancel_grace_s + 10
-        while _is_alive(int(said.name)):
+        while _is_alive(int(pid_file.name)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

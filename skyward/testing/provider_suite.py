@@ -120,15 +120,15 @@ class ProviderSuite:
     ) -> None:
         assert [machine.node for machine in machines] == [0, 1, 2]
         (journal,) = journals("suite")
-        found = _found(provider, journal.id)
-        assert {i.id for i in found if i.state == "running"} == {m.handle.instance for m in machines}
-        assert len({i.zone for i in found}) == 1
-        assert {i.id for i in found} == set(journal.living)
+        instances = _found(provider, journal.id)
+        assert {i.id for i in instances if i.state == "running"} == {m.handle.instance for m in machines}
+        assert len({i.zone for i in instances}) == 1
+        assert {i.id for i in instances} == set(journal.living)
         launched = [event for event in events if isinstance(event, InstanceLaunched)]
         assert [event.node for event in launched] == [0, 1, 2]
         assert all(m.offer is not None and m.offer.price_usd_per_hour > 0 for m in machines)
         listed, failures = ls([provider])
-        assert {f.instance.id for f in listed} == {i.id for i in found}
+        assert {f.instance.id for f in listed} == {i.id for i in instances}
         assert {f.owner for f in listed} == {"here"}
         assert failures == []
 

@@ -84,19 +84,19 @@ class Ec2:
             if not _names_ours(error, parameters, self._aws):
                 raise
             raise NotYet(str(error), code=error.code) from error
-        return [_instance(found) for found in answer["Instances"]]
+        return [_instance(instance) for instance in answer["Instances"]]
 
     def describe(self, tags: Mapping[str, str | None]) -> list[Instance]:
         filters: list[Any] = [
             {"Name": "tag-key", "Values": [name]} if value is None else {"Name": f"tag:{name}", "Values": [value]}
             for name, value in tags.items()
         ]
-        found: list[Instance] = []
+        instances: list[Instance] = []
         with translated("DescribeInstances"):
             for page in self._clients.ec2.get_paginator("describe_instances").paginate(Filters=filters):
                 for reservation in page["Reservations"]:
-                    found += [_instance(instance) for instance in reservation["Instances"]]
-        return found
+                    instances += [_instance(instance) for instance in reservation["Instances"]]
+        return instances
 
     def terminate(self, ids: Sequence[str]) -> None:
         try:
@@ -167,18 +167,18 @@ def _names_ours(error: NotThere, parameters: Mapping[str, Any], aws: Ec2Settings
     return any(name in str(error) for name in made)
 
 
-def _instance(found: Mapping[str, Any]) -> Instance:
-    reason = found.get("StateReason", {})
+def _instance(description: Mapping[str, Any]) -> Instance:
+    reason = description.get("StateReason", {})
     return Instance(
-        id=found["InstanceId"],
-        state=_STATES[found["State"]["Name"]],
-        tags={tag["Key"]: tag["Value"] for tag in found.get("Tags", [])},
-        private_ip=found.get("PrivateIpAddress") or "",
-        public_ip=found.get("PublicIpAddress") or "",
-        instance_type=found["InstanceType"],
-        zone=found.get("Placement", {}).get("AvailabilityZone", ""),
-        is_spot=found.get("InstanceLifecycle") == "spot",
-        launched_at=found["LaunchTime"].timestamp(),
+        id=description["InstanceId"],
+        state=_STATES[description["State"]["Name"]],
+        tags={tag["Key"]: tag["Value"] for tag in description.get("Tags", [])},
+        private_ip=description.get("PrivateIpAddress") or "",
+        public_ip=description.get("PublicIpAddress") or "",
+        instance_type=description["InstanceType"],
+        zone=description.get("Placement", {}).get("AvailabilityZone", ""),
+        is_spot=description.get("InstanceLifecycle") == "spot",
+        launched_at=description["LaunchTime"].timestamp(),
         reason=reason.get("Message", ""),
         is_preempted=reason.get("Code") in _SPOT_REASONS,
         # Source: EC2 API, "StateReason": Client.* is about the account (its keys, its limits) or was asked for by it.

@@ -157,9 +157,9 @@ def translated(what: str) -> Iterator[None]:
             f"aws: {what}: {error}; is this machine online, and AWS(region=...) the name of a region?"
         ) from error
     except ResponseParserError as error:  # a page of a proxy's, most likely: it is no BotoCoreError
-        said = str(error).partition("\n")[2][:200] or str(error)
+        answer = str(error).partition("\n")[2][:200] or str(error)
         raise OutcomeUnknown(
-            f"aws: {what}: the answer is none of AWS's: {said}; is there a proxy or a sign-in page in between?"
+            f"aws: {what}: the answer is none of AWS's: {answer}; is there a proxy or a sign-in page in between?"
         ) from error
     except boto.BotoCoreError as error:  # the connection: whether the request arrived nobody knows
         raise OutcomeUnknown(f"aws: {what}: {error}") from error
@@ -168,8 +168,8 @@ def translated(what: str) -> Iterator[None]:
 def _of_answer(what: str, error: Any) -> ProviderError:
     code = code_of(error)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    said = str(error.response.get("Error", {}).get("Message", "")).partition(_ENCODED)[0].rstrip()
-    message = f"aws: {what}: {code}: {said}".rstrip(": ")
+    reason = str(error.response.get("Error", {}).get("Message", "")).partition(_ENCODED)[0].rstrip()
+    message = f"aws: {what}: {code}: {reason}".rstrip(": ")
     kind = _BY_CODE.get(code)
     if kind is None and code.endswith((".NotFound", ".Unknown", ".Malformed")):
         kind = NotThere

@@ -100,20 +100,20 @@ def _newest(api: Clients, wanted: _Wanted) -> str:
     if not wanted.owner:
         return ""
     with translated("DescribeImages"):
-        found = api.ec2.describe_images(
+        images = api.ec2.describe_images(
             Owners=[wanted.owner],
             Filters=[{"Name": "name", "Values": [wanted.name]}, {"Name": "state", "Values": ["available"]}],
         )["Images"]
-    newest = max(found, key=lambda image: image.get("CreationDate", ""), default=None)
+    newest = max(images, key=lambda image: image.get("CreationDate", ""), default=None)
     return newest["ImageId"] if newest is not None else ""
 
 
 @functools.lru_cache(maxsize=64)
 def _described(region: str, profile: str | None, endpoint_url: str | None, image: str) -> BootImage:
     with translated("DescribeImages"):
-        found = clients(region, profile, endpoint_url).ec2.describe_images(ImageIds=[image])["Images"]
-    if not found:
+        images = clients(region, profile, endpoint_url).ec2.describe_images(ImageIds=[image])["Images"]
+    if not images:
         raise ProviderError(f"aws: ami={image!r} does not exist in {region}, or may not be used by this account")
-    root = found[0].get("RootDeviceName") or "/dev/sda1"
-    volumes = [disk["DeviceName"] for disk in found[0].get("BlockDeviceMappings", []) if "Ebs" in disk]
+    root = images[0].get("RootDeviceName") or "/dev/sda1"
+    volumes = [disk["DeviceName"] for disk in images[0].get("BlockDeviceMappings", []) if "Ebs" in disk]
     return BootImage(id=image, root_device=root, more_devices=tuple(name for name in volumes if name != root))

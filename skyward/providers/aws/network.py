@@ -69,20 +69,20 @@ class Network:
         # It is there: a try whose answer was lost has made it, and its tags may not be listed yet.
         names: Any = [{"Name": "group-name", "Values": [parameters["GroupName"]]}]
         with translated("DescribeSecurityGroups"):
-            found = self._api.ec2.describe_security_groups(Filters=names)["SecurityGroups"]
-        if not found:
+            groups = self._api.ec2.describe_security_groups(Filters=names)["SecurityGroups"]
+        if not groups:
             raise NotYet(f"aws: security group {parameters['GroupName']} is there, and is not listed yet")
-        return found[0]["GroupId"]
+        return groups[0]["GroupId"]
 
     def _others_let_in(self, group: str, ssh: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Rules for ssh from where this machine was before: it has another address now."""
         with translated("DescribeSecurityGroups"):
-            found = self._api.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
+            groups = self._api.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
         ports = {name: ssh[name] for name in ("IpProtocol", "FromPort", "ToPort")}
         now = {entry["CidrIp"] for entry in ssh["IpRanges"]}
         return [
             {**ports, "IpRanges": [{"CidrIp": entry["CidrIp"]}]}
-            for rule in (found[0]["IpPermissions"] if found else [])
+            for rule in (groups[0]["IpPermissions"] if groups else [])
             if all(rule.get(name) == value for name, value in ports.items())
             for entry in rule.get("IpRanges", [])
             if entry["CidrIp"] not in now
@@ -189,8 +189,8 @@ class Network:
     def _group_id(self, tags: Mapping[str, str]) -> str | None:
         filters: Any = _by_journal(tags)
         with translated("DescribeSecurityGroups"):
-            found = self._api.ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
-        return found[0]["GroupId"] if found else None
+            groups = self._api.ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
+        return groups[0]["GroupId"] if groups else None
 
     def _vpc(self) -> str:
         if self._aws.vpc:
@@ -199,10 +199,10 @@ class Network:
             with translated("DescribeSubnets"):
                 return self._api.ec2.describe_subnets(SubnetIds=[self._aws.subnet_id])["Subnets"][0]["VpcId"]
         with translated("DescribeVpcs"):
-            found = self._api.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
-        if not found:
+            vpcs = self._api.ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
+        if not vpcs:
             raise UsageError(f"AWS.vpc: {self._aws.region} has no default VPC; name one: AWS(vpc='vpc-...')")
-        return found[0]["VpcId"]
+        return vpcs[0]["VpcId"]
 
     def _subnet(self, zone: str) -> str:
         if self._aws.subnet_id:
@@ -210,13 +210,13 @@ class Network:
         vpc = self._vpc()
         filters: Any = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "availability-zone", "Values": [zone]}]
         with translated("DescribeSubnets"):
-            found = self._api.ec2.describe_subnets(Filters=filters)["Subnets"]
-        if not found:
+            subnets = self._api.ec2.describe_subnets(Filters=filters)["Subnets"]
+        if not subnets:
             raise NoCapacity(f"aws: {vpc} has no subnet in {zone}; AWS(zones=...) or AWS(subnet_id=...) chooses")
         # The default one of the zone first, then one whose machines have public addresses.
         # The name decides between equals: a call that is made again must name the same one.
         order = ("DefaultForAz", "MapPublicIpOnLaunch")
-        return max(found, key=lambda s: (*(bool(s.get(name)) for name in order), s["SubnetId"]))["SubnetId"]
+        return max(subnets, key=lambda s: (*(bool(s.get(name)) for name in order), s["SubnetId"]))["SubnetId"]
 
     # Removing ---------------------------------------------------------------------------------------------------------
 
@@ -269,10 +269,10 @@ def subnet_zone(aws: Ec2Settings) -> str:
 def _zone_of_subnet(region: str, profile: str | None, endpoint_url: str | None, subnet: str) -> str:
     try:
         with translated("DescribeSubnets"):
-            found = clients(region, profile, endpoint_url).ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
+            subnets = clients(region, profile, endpoint_url).ec2.describe_subnets(SubnetIds=[subnet])["Subnets"]
     except NotThere as error:
         raise UsageError(f"AWS.subnet_id: {subnet} does not exist in {region}") from error
-    return found[0]["AvailabilityZone"]
+    return subnets[0]["AvailabilityZone"]
 
 
 def _name(tags: Mapping[str, str]) -> str:

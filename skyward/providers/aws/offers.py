@@ -39,15 +39,15 @@ def offers(api: Clients, aws: Ec2Settings, spec: PoolSpec) -> list[Offer]:
     priced = [t for t in fitting if t.name in prices]
     priced.sort(key=lambda t: prices[t.name][0] + t.credits_usd_per_hour)
     del priced[_MAX_TYPES:]
-    found = [
+    offered = [
         _offer(aws, t, zone, prices[t.name][0], prices[t.name][1], is_spot=False)
         for t in priced
         if t.has_on_demand
         for zone in zones.of(t)
     ]
     if spec.allocation != "on-demand":
-        found += _spot_offers(api, aws, priced, zones)
-    return [o for o in found if aws.max_price is None or o.price_usd_per_hour <= aws.max_price]
+        offered += _spot_offers(api, aws, priced, zones)
+    return [o for o in offered if aws.max_price is None or o.price_usd_per_hour <= aws.max_price]
 
 
 def _spot_offers(api: Clients, aws: Ec2Settings, types: list[InstanceType], zones: _Zones) -> list[Offer]:

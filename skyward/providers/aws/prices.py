@@ -32,7 +32,7 @@ def on_demand_prices(api: Clients, aws: Ec2Settings, types: Sequence[str]) -> di
         known = {name: (price, f"AWS Pricing API, {day}") for name, price in kept.value.items()}
     except ProviderError:
         known = {}
-    return known | {name: found for name in types if name not in known and (found := _from_table(name, aws.region))}
+    return known | {name: entry for name in types if name not in known and (entry := _from_table(name, aws.region))}
 
 
 def _from_table(name: str, region: str) -> tuple[float, str] | None:
@@ -88,9 +88,9 @@ def spot_prices(api: Clients, types: Sequence[str]) -> dict[tuple[str, str], flo
             InstanceTypes=names, StartTime=now, EndTime=now, ProductDescriptions=["Linux/UNIX"]
         )
         for page in pages:
-            for found in page["SpotPriceHistory"]:
-                key = (found["InstanceType"], found["AvailabilityZone"])
-                if found["ProductDescription"] in _SPOT_KINDS:
-                    entry = (found["Timestamp"], float(found["SpotPrice"]))
+            for quote in page["SpotPriceHistory"]:
+                key = (quote["InstanceType"], quote["AvailabilityZone"])
+                if quote["ProductDescription"] in _SPOT_KINDS:
+                    entry = (quote["Timestamp"], float(quote["SpotPrice"]))
                     prices[key] = max(prices.get(key, entry), entry)
     return {key: price for key, (_, price) in prices.items()}

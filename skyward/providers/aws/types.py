@@ -67,10 +67,10 @@ def instance_types(api: Clients, aws: Ec2Settings) -> list[InstanceType]:
 def has_efa(aws: Ec2Settings, name: str) -> bool:
     """Whether the type has an Elastic Fabric Adapter."""
     api = clients(aws.region, aws.profile, aws.endpoint_url)
-    found = [t for t in instance_types(api, aws) if t.name == name]
-    if not found:
+    types = [t for t in instance_types(api, aws) if t.name == name]
+    if not types:
         raise UsageError(f"AWS.instance_types: {name!r} is not offered in {aws.region}")
-    return found[0].has_efa
+    return types[0].has_efa
 
 
 def _fetched(api: Clients) -> dict[str, Any]:
@@ -83,24 +83,27 @@ def _fetched(api: Clients) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     with translated("DescribeInstanceTypes"):
         for answer in api.ec2.get_paginator("describe_instance_types").paginate():
-            for found in answer["InstanceTypes"]:
+            for kind in answer["InstanceTypes"]:
                 # Images are HVM: to ask for one on another machine ends a launch.
-                can_boot = not found.get("BareMetal") and "hvm" in found.get("SupportedVirtualizationTypes", ["hvm"])
-                if found["InstanceType"] in zones and can_boot:
-                    facts[found["InstanceType"]] = {**_kept(found), "zones": sorted(zones[found["InstanceType"]])}
+                can_boot = not kind.get("BareMetal") and "hvm" in kind.get("SupportedVirtualizationTypes", ["hvm"])
+                if kind["InstanceType"] in zones and can_boot:
+                    facts[kind["InstanceType"]] = {
+                        **_kept(kind),
+                        "zones": sorted(zones[kind["InstanceType"]]),
+                    }
     return facts
 
 
-def _kept(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What is worth keeping of a description of 4 KB."""
+def _kept(kind: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what is worth it of a description of 4 KB."""
     return {
-        "vcpus": found["VCpuInfo"]["DefaultVCpus"],
-        "memory_mib": found["MemoryInfo"]["SizeInMiB"],
-        "architectures": found["ProcessorInfo"].get("SupportedArchitectures", []),
-        "has_spot": "spot" in found.get("SupportedUsageClasses", []),
-        "has_on_demand": "on-demand" in found.get("SupportedUsageClasses", ["on-demand"]),  # not: capacity blocks
-        "has_efa": bool(found.get("NetworkInfo", {}).get("EfaSupported")),
-        "devices": [_device(device) for info, devices in _DEVICES for device in found.get(info, {}).get(devices, [])],
+        "vcpus": kind["VCpuInfo"]["DefaultVCpus"],
+        "memory_mib": kind["MemoryInfo"]["SizeInMiB"],
+        "architectures": kind["ProcessorInfo"].get("SupportedArchitectures", []),
+        "has_spot": "spot" in kind.get("SupportedUsageClasses", []),
+        "has_on_demand": "on-demand" in kind.get("SupportedUsageClasses", ["on-demand"]),  # not: capacity blocks
+        "has_efa": bool(kind.get("NetworkInfo", {}).get("EfaSupported")),
+        "devices": [_device(device) for info, devices in _DEVICES for device in kind.get(info, {}).get(devices, [])],
     }
 
 
