@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import pickle
 import re
 from typing import Any, assert_type
@@ -13,6 +12,7 @@ import pytest
 from skyward import accelerators
 from skyward.accelerators import A100, H100, H200, K80, V100, Accelerator, AcceleratorFactory, Custom
 from skyward.errors import UsageError
+from tests.doctests import run_examples
 
 FACTORIES = [name for name in accelerators.__all__ if isinstance(getattr(accelerators, name), AcceleratorFactory)]
 
@@ -37,7 +37,7 @@ def factory(name: str) -> AcceleratorFactory:
 
 
 def test_examples_in_docstrings_run() -> None:
-    assert doctest.testmod(accelerators).failed == 0
+    run_examples(accelerators)
 
 
 def test_every_known_name_is_there_and_dir_and_all_agree() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import inspect
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from skyward.calls.compute import compute
 from skyward.calls.output import Stream, install_muter, silent, stderr, stdout
 from skyward.errors import UsageError
 from skyward.values.topology import InstanceInfo
+from tests.doctests import run_examples
 
 
 def instance(node: int) -> InstanceInfo:
@@ -76,7 +76,7 @@ def muted_during(
 
 
 def test_examples_in_docstrings_run() -> None:
-    assert doctest.testmod(output).failed == 0
+    run_examples(output)
 
 
 # --- who is muted -----------------------------------------------------------------------------------------------

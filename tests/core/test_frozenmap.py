@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import doctest
 import pickle
 
 import pytest
 
 from skyward.core import frozenmap
 from skyward.core.frozenmap import FrozenMap
+from tests.doctests import run_examples
 
 
 def test_examples_in_docstrings_run() -> None:
-    assert doctest.testmod(frozenmap).failed == 0
+    run_examples(frozenmap)
 
 
 def test_it_equals_and_hashes_by_items_whatever_their_order() -> None:

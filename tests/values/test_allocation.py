@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import get_args
 
 import pytest
@@ -10,10 +9,11 @@ import pytest
 from skyward.errors import UsageError
 from skyward.values import allocation
 from skyward.values.allocation import AllocationStrategy, validate_allocation
+from tests.doctests import run_examples
 
 
 def test_examples_in_docstrings_run() -> None:
-    assert doctest.testmod(allocation).failed == 0
+    run_examples(allocation)
 
 
 def test_each_strategy_is_taken() -> None:

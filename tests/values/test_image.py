@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import pickle
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from skyward.core.frozenmap import FrozenMap
 from skyward.errors import UsageError
 from skyward.values import image as image_module
 from skyward.values.image import DEFAULT_IMAGE, Image
+from tests.doctests import run_examples
 
 FULL = Image(
     python="3.12",
@@ -33,7 +33,7 @@ THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def test_examples_in_docstrings_run() -> None:
-    assert doctest.testmod(image_module).failed == 0
+    run_examples(image_module)
 
 
 # --- a value ----------------------------------------------------------------------------------------------------

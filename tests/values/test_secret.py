@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 import pickle
 
@@ -12,12 +11,13 @@ import skyward as sky
 from skyward.errors import UsageError
 from skyward.values import secret as secret_module
 from skyward.values.secret import masking
+from tests.doctests import run_examples
 
 VALUE = "hf_0123456789abcdef"
 
 
 def test_examples_in_docstrings_run() -> None:
-    assert doctest.testmod(secret_module).failed == 0
+    run_examples(secret_module)
 
 
 def test_its_value_is_in_no_repr_no_pickle_and_no_hash() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 from collections import Counter
 from math import factorial
@@ -13,12 +12,13 @@ from hypothesis import strategies as st
 
 from skyward.node.slot import permutation
 from skyward.node.slot.permutation import Permutation
+from tests.doctests import run_examples
 
 PINNED = [7, 8, 1, 5, 4, 0, 6, 3, 9, 2]  # n=10, seed=0
 
 
 def test_examples_in_docstrings_run() -> None:
-    assert doctest.testmod(permutation).failed == 0
+    run_examples(permutation)
 
 
 @settings(deadline=None)  # the machine may be busy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from skyward.node.slot import sharding
 from skyward.node.slot.runtime import RunningCall, current_call, enter_call
 from skyward.node.slot.sharding import shard
 from skyward.values.topology import InstanceInfo, Rank
+from tests.doctests import run_examples
 
 Kind = Literal["plain", "broadcast", "gang"]
 
@@ -67,7 +67,7 @@ def rank_of(rank: int, world_size: int) -> Rank:
 
 
 def test_examples_in_docstrings_run() -> None:
-    assert doctest.testmod(sharding).failed == 0
+    run_examples(sharding)
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------
