@@ -358,3 +358,37 @@ def test_many_waiting_calls_are_cancelled_at_once_and_signals_are_answered_meanw
     assert len(answered) > 2
     assert isinstance(running.exception(timeout=0), sky.errors.PoolClosed)
     assert all(isinstance(future.exception(timeout=0), sky.errors.PoolClosed) for future in futures)
+
+
+@sky.compute
+def imports(folder: Path) -> tuple[int, int]:
+    import sys
+
+    sys.path.insert(0, str(folder))
+    import slow_package  # type: ignore[import-not-found]
+
+    return os.getpid(), slow_package.ANSWER
+
+
+def test_a_cancel_lets_an_import_end_so_that_later_calls_can_use_the_package(
+    sky_pools: Callable[..., sky.ComputePool], tmp_path: Path
+) -> None:
+    """A package whose import raises leaves its modules behind, without their names in the package."""
+    package = tmp_path / "slow_package"
+    package.mkdir()
+    (package / "inner.py").write_text("ANSWER = 42\n")
+    (package / "__init__.py").write_text(
+        "import os, time\n"
+        "from .inner import *\n"
+        f"open({str(tmp_path / 'begun')!r}, 'w').close()\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n"
+        "ANSWER = inner.ANSWER\n"
+    )
+    pool = sky_pools(nodes=1, concurrency=1, logs=False, cancel_grace_s=20)
+    pid = sky.compute(os.getpid)() >> pool
+    future = imports(tmp_path) > pool
+    until((tmp_path / "begun").exists)
+    future.cancel()
+    time.sleep(0.2)  # the signal comes meanwhile; were it slower, the test would prove less, and pass
+    (tmp_path / "go").touch()
+    assert imports(tmp_path) >> pool == (pid, 42)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from typing import Any, NoReturn, Protocol
+from types import FrameType
+from typing import NoReturn, Protocol
 
 from .execute import Cancelled
 from .page import CANCEL, CURRENT, ENDED, INDEX, PAGE_GROUP
 
 __all__ = ["LaneGuard", "SlotGuard"]
+
+_IMPORT = "<frozen importlib._bootstrap>"
+_AGAIN_S = 0.05
+"""How long a cancel waits before it looks again whether an import has ended."""
 
 
 class _Closable(Protocol):
@@ -62,10 +69,16 @@ class SlotGuard:
     def _on_fork(self) -> None:
         self.is_copy = True
 
-    def _on_interrupt(self, number: int, frame: Any) -> None:
-        if self._in_user_code and self.is_cancelled:
-            self._in_user_code = False  # once: what runs from here on is the unwinding
-            raise KeyboardInterrupt
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not (self._in_user_code and self.is_cancelled):
+            return
+        if _is_importing(frame):
+            # A package whose import is interrupted leaves modules behind that break its next import, for every later
+            # call of this process. An import that outlasts the grace of the cancel ends with its process.
+            _thread.start_new_thread(_interrupt_later, ())  # not `threading`: the import may hold its locks
+            return
+        self._in_user_code = False  # once: what runs from here on is the unwinding
+        raise KeyboardInterrupt
 
     @property
     def is_cancelled(self) -> bool:
@@ -99,6 +112,19 @@ class SlotGuard:
     @property
     def index_cell(self) -> tuple[memoryview, int]:
         return self._page, self._base + INDEX
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _interrupt_later() -> None:
+    time.sleep(_AGAIN_S)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 class LaneGuard(SlotGuard):
