@@ -190,13 +190,19 @@ def write_text(stream: TextIO | None, text: str) -> None:
     A blocking write would keep the lock of sys.stdout's buffer, and the user's own `print` would then wait for that
     lock, where Ctrl-C cannot interrupt it. So pipes and terminals are polled, and get small pieces.
     """
-    fd = _pollable(stream)
     try:
-        for piece in _pieces(text) if fd >= 0 else (text,):
-            if fd >= 0:
-                _wait_writable(fd)
-            stream.write(piece)  # type: ignore[union-attr]  # None: the AttributeError below
+        if stream is None or (fd := _pollable(stream)) < 0:
+            stream.write(text)  # type: ignore[union-attr]  # None: the AttributeError below
             stream.flush()  # type: ignore[union-attr]
+            return
+        for piece in _pieces(text):
+            _wait_writable(fd)
+            if not stream.line_buffering:
+                stream.flush()  # a pipe or a file: what was printed before stays in front
+            # Not `stream.write`: before Python 3.12.4 it loses what another thread prints meanwhile (gh-119506), and it
+            # may come between a line that the user prints and its end, which are two writes.
+            stream.buffer.write(piece.encode(stream.encoding, stream.errors or "strict"))
+            stream.buffer.flush()
     except (OSError, ValueError, AttributeError):  # closed by the user; there is nowhere to say so
         return
 

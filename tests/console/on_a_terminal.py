@@ -6,6 +6,7 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -18,11 +19,27 @@ from tests.console.screen import Screen
 
 __all__ = ["Program"]
 
-_TAKE_TERMINAL = """
-import fcntl, os, sys, termios
+_LEAD_SESSION = """
+import fcntl, os, signal, sys, termios
+control = int(sys.argv[1])
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+pid = os.fork()
+if pid == 0:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpid())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.close(control)
+    os.execv(sys.argv[2], sys.argv[2:])
+for fd in (0, 1, 2):
+    os.close(fd)
+os.write(control, b"%d\\n" % pid)
+status = os.waitpid(pid, 0)[1]
+os.write(control, b"%d\\n" % os.waitstatus_to_exitcode(status))
+os.read(control, 1)
 """
+"""What a shell is to a program: the leader of its session, which is still there when the program ends. The kernel
+discards what nobody has read from a terminal yet when the leader of its session ends."""
 
 
 class Program:
@@ -34,21 +51,26 @@ class Program:
         self.frames: list[list[str]] = []
         """The screen after each read."""
         environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **(env or {})}
-        for name in {"NO_COLOR", "CI"} - set(env or {}):
+        for name in {"NO_COLOR", "CI", "PYTHONUNBUFFERED"} - set(env or {}):
             environment.pop(name, None)
         self.fd, inside = os.openpty()
         self._set_size(rows, columns)
-        # Not os.forkpty: what the tests before have imported may refuse to be forked.
-        self._process = subprocess.Popen(
-            [sys.executable, "-S", "-c", _TAKE_TERMINAL, sys.executable, "-c", code],
-            stdin=inside,
-            stdout=inside,
-            stderr=inside,
-            env=environment,
-            start_new_session=True,
-        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # Not os.forkpty: what the tests before have imported may refuse to be forked.
+            self._leader = subprocess.Popen(
+                [sys.executable, "-S", "-c", _LEAD_SESSION, str(theirs.fileno()), sys.executable, "-c", code],
+                stdin=inside,
+                stdout=inside,
+                stderr=inside,
+                env=environment,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
         os.close(inside)
-        self.pid = self._process.pid
+        self._control = ours.makefile("r")
+        ours.close()  # the file keeps the connection
+        self.pid = int(self._control.readline())
         self.status: int | None = None
 
     def _set_size(self, rows: int, columns: int) -> None:
@@ -87,7 +109,7 @@ class Program:
         while self.read():
             assert time.monotonic() < deadline, "\n".join(self.screen.all_lines)
         if self.status is None:
-            self.status = self._process.wait()
+            self.status = int(self._control.readline())
         return self.status
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -101,6 +123,7 @@ class Program:
 
     def __exit__(self, *_: object) -> None:
         if self.status is None:
-            self._process.kill()
-            self._process.wait()
+            self.kill()
+        self._control.close()
         os.close(self.fd)
+        self._leader.wait()
