@@ -62,6 +62,7 @@ LISTED = {
     # On nodes, in the user's processes.
     "node/slot/lanes.py:serve_threads": "the process ends, and its agent tells of its calls",
     "node/slot/answers.py:_Answering.__init__": "one question has no answer; the thread goes on",
+    "node/slot/guards.py:SlotGuard._on_interrupt": "sleeps and sends a signal; nothing can raise",
     "node/slot/caller.py:Caller.__init__": "the open calls of the task fail",
     "integrations/torch.py:_leave_within_limit": "the group is left by the end of the process",
     "integrations/joblib.py:SkywardPoolBackend._callbacks": "reported; the thread goes on",
