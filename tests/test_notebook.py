@@ -227,7 +227,9 @@ futures = [busy({str(tmp_path)!r}) > pool for _ in range(2)]
     ]
 
 
-OPEN_COUNT = "[p.label for p in __import__('skyward').state.live.live_pools() if p.owner.pid == __import__('os').getpid()]"
+OPEN_COUNT = (
+    "[p.label for p in __import__('skyward').state.live.live_pools() if p.owner.pid == __import__('os').getpid()]"
+)
 
 
 def test_a_cell_that_is_run_again_replaces_its_pool(notebook: Notebook) -> None:
