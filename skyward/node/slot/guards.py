@@ -75,10 +75,15 @@ class SlotGuard:
         if _is_importing(frame):
             # A package whose import is interrupted leaves modules behind that break its next import, for every later
             # call of this process. An import that outlasts the grace of the cancel ends with its process.
-            _thread.start_new_thread(_interrupt_later, ())  # not `threading`: the import may hold its locks
+            _thread.start_new_thread(self._interrupt_later, ())  # not `threading`: the import may hold its locks
             return
         self._in_user_code = False  # once: what runs from here on is the unwinding
         raise KeyboardInterrupt
+
+    def _interrupt_later(self) -> None:
+        time.sleep(_AGAIN_S)
+        if self.is_cancelled:  # else the task has ended, and the next one may handle SIGINT itself
+            os.kill(os.getpid(), signal.SIGINT)
 
     @property
     def is_cancelled(self) -> bool:
@@ -120,11 +125,6 @@ def _is_importing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _interrupt_later() -> None:
-    time.sleep(_AGAIN_S)
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 class LaneGuard(SlotGuard):
